@@ -1,0 +1,1 @@
+"""Bundle to assets for iPhone apps."""

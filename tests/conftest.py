@@ -1,0 +1,71 @@
+"""Checkpoints that the tests share. They are generated: every value follows from a name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from warble_mlx.backend import prepare
+
+prepare()  # before the first import of MLX, as the package does it
+
+import mlx.core as mx  # noqa: E402
+
+from warble_mlx.dual_ar import DualAR  # noqa: E402
+from warble_mlx.engine import Engine  # noqa: E402
+from warble_mlx.weights import load_dual_ar  # noqa: E402
+
+GENERATOR = Path(__file__).parent / "golden" / "make_checkpoint.py"
+
+
+def generate(folder: Path, *options: str) -> Path:
+    subprocess.run([sys.executable, GENERATOR, folder, *options], check=True, capture_output=True)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The golden data's small DualAR checkpoint; no codec."""
+    return generate(tmp_path_factory.mktemp("tiny"), "--preset", "tiny")
+
+
+@pytest.fixture(scope="session")
+def tiny_dual_ar(tiny_source: Path) -> DualAR:
+    return load_dual_ar(tiny_source, mx.float32)
+
+
+@pytest.fixture(scope="session")
+def compiled_tiny_engine(tiny_dual_ar: DualAR) -> Engine:
+    """Shared, so that each shape is traced and compiled once in a test run."""
+    return Engine(tiny_dual_ar, compiled=True)
+
+
+@pytest.fixture(scope="session")
+def full_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """config.json and tokenizer.json with the published ids; no weights."""
+    return generate(tmp_path_factory.mktemp("ids"), "--preset", "full", "--no-lm")
+
+
+@pytest.fixture(scope="session")
+def full_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the published size, 2.6 GB, codec as safetensors."""
+    options = ("--preset", "full", "--codec", "full", "--no-pth")
+    return generate(tmp_path_factory.mktemp("full"), *options)
+
+
+@pytest.fixture(scope="session")
+def full_dual_ar(full_source: Path) -> DualAR:
+    return load_dual_ar(full_source, mx.float32)
+
+
+@pytest.fixture(scope="session")
+def full_bundle(full_source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The full-size checkpoint converted, its codec kept in float32."""
+    from warble_mlx.convert import convert
+
+    out = tmp_path_factory.mktemp("bundles") / "full"
+    convert(full_source, out, codec_dtype="float32")
+    return out

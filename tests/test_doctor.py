@@ -1,0 +1,164 @@
+"""`warble doctor`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import warble_mlx
+from warble_mlx import backend, cli, doctor, player
+from warble_mlx.errors import CheckpointError
+from warble_mlx.speech import Speech, Timings
+
+
+class FakeWarble:
+    def __init__(self, frames: int = 35, finish: str = "stop", level: float = 0.1) -> None:
+        self.frames, self.finish, self.level = frames, finish, level
+
+    def say(self, text: str, **options: Any) -> Speech:
+        assert options == {"greedy": True, "seed": 0}
+        samples = np.full(self.frames * 2048, self.level, np.float32)
+        codes = np.zeros((10, self.frames), np.int32)
+        timings = Timings(0.1, 0.1, 0.1, 0.2)
+        finish: Any = self.finish
+        return Speech(samples, 44_100, codes, finish, 0, text, None, "voice pack", timings)
+
+
+@pytest.fixture
+def healthy(monkeypatch: pytest.MonkeyPatch) -> None:
+    speaks(monkeypatch, FakeWarble())
+
+
+def speaks(monkeypatch: pytest.MonkeyPatch, warble: FakeWarble) -> None:
+    monkeypatch.setitem(vars(warble_mlx), "load", lambda: warble)
+
+
+def found(name: str) -> doctor.Check:
+    (check,) = [check for check in doctor.examine() if check.name == name]
+    return check
+
+
+@pytest.mark.usefixtures("healthy")
+def test_everything_is_examined(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    out = capfd.readouterr().out
+    wanted = "python system warble-mlx mlx device dtype blas libraries caches self-test"
+    for name in wanted.split():
+        assert f"\n{name} " in f"\n{out}"
+    assert "35 frames, stop, RTF" in out
+    assert out.splitlines()[-1].split(maxsplit=1) == ["result", "all is well"]
+
+
+@pytest.mark.usefixtures("healthy")
+def test_json(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor", "--json"]) == 0
+    checks = {check["name"]: check for check in json.loads(capfd.readouterr().out)}
+    assert checks["dtype"]["found"] == backend.default_dtype()
+    assert checks["self-test"]["state"] == "good"
+
+
+@pytest.mark.parametrize(
+    ("warble", "words"),
+    [
+        (FakeWarble(finish="length"), "did not end by itself"),
+        (FakeWarble(frames=2), "should last"),
+        (FakeWarble(frames=0), "should last"),
+        (FakeWarble(frames=400), "should last"),
+        (FakeWarble(level=0.0), "no speech"),
+        (FakeWarble(level=float("nan")), "no speech"),
+    ],
+)
+def test_sick_speech_is_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    warble: FakeWarble,
+    words: str,
+) -> None:
+    speaks(monkeypatch, warble)
+    assert cli.main(["doctor"]) == 1
+    out = capfd.readouterr().out
+    assert f"problem: {words}" in out or (words in out and "problem: " in out)
+    assert out.splitlines()[-1].split(maxsplit=1) == ["result", "1 problem"]
+
+
+def test_missing_bundled_model_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load() -> None:
+        raise CheckpointError("bundled has no config.json")
+
+    monkeypatch.setitem(vars(warble_mlx), "load", load)
+    check = found("self-test")
+    assert (check.state, check.advice) == ("problem", "bundled has no config.json")
+
+
+@pytest.mark.usefixtures("healthy")
+def test_clashing_wheels_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    both = {"mlx-cpu": "0.32.4", "mlx-cuda-13": "0.32.4"}
+    monkeypatch.setattr(backend, "wheels", lambda: both)
+    check = found("mlx wheels")
+    assert check.state == "problem"
+    assert "pip uninstall -y mlx-cpu mlx-cuda-13" in check.advice
+
+
+def test_mlx_that_cannot_be_imported_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def prepare() -> None:
+        raise backend.PlatformError("MLX needs a Mac with Apple silicon")
+
+    monkeypatch.setattr(backend, "prepare", prepare)
+    (check,) = doctor.check_mlx()
+    assert (check.state, check.advice) == ("problem", "MLX needs a Mac with Apple silicon")
+
+
+@pytest.mark.parametrize(
+    ("blas", "on_gpu", "state", "words"),
+    [
+        (backend.Blas("not needed"), True, "good", "Accelerate"),
+        (backend.Blas("loaded", "/lib/libopenblas.so.0"), False, "good", "libopenblas.so.0"),
+        (backend.Blas("already there", "/lib/libmkl.so"), False, "good", "libmkl.so"),
+        (backend.Blas("absent", hint=backend.OPENBLAS_HINT), False, "note", "libopenblas0"),
+        (backend.Blas("absent", hint=backend.OPENBLAS_HINT), True, "good", "absent"),
+        (backend.Blas("too late", hint="import it first"), False, "note", "import it first"),
+    ],
+)
+def test_blas(blas: backend.Blas, on_gpu: bool, state: str, words: str) -> None:
+    check = doctor.check_blas(blas, on_gpu=on_gpu)
+    assert check.state == state
+    assert words in check.found + check.advice
+
+
+def test_absent_extras_give_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "absent")
+    advice = [check.advice for check in doctor.check_extras()]
+    assert advice == [
+        'for playing speech: pip install "warble-mlx[play]"',
+        'for converting a codec.pth: pip install "warble-mlx[convert]"',
+    ]
+
+
+@pytest.mark.parametrize("device", [True, False])
+def test_loudspeaker(monkeypatch: pytest.MonkeyPatch, device: bool) -> None:
+    monkeypatch.setattr(doctor, "_version", lambda name: "0.5.6")
+    monkeypatch.setattr(player, "can_play", lambda: device)
+    last = list(doctor.check_extras())[-1]
+    assert (last.name, last.state) == ("loudspeaker", "good" if device else "note")
+
+
+@pytest.mark.parametrize(
+    ("version", "states"),
+    [("absent", []), ("4.57.5", ["good"]), ("5.0.0", ["note"]), ("10.1", ["note"])],
+)
+def test_transformers_five_is_warned_about(version: str, states: list[str]) -> None:
+    assert [check.state for check in doctor.check_transformers(version)] == states
+
+
+def test_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setenv("WARBLE_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    check = doctor.check_cache()
+    assert str(tmp_path) in check.found
+    assert "HF_HUB_OFFLINE" in check.found

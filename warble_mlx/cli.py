@@ -1,0 +1,242 @@
+"""The command `warble`.
+
+stdout carries data only; everything said to the person goes to stderr. Exit status: 0 good, 2 bad
+input or a model that cannot be used, 3 speech cut by its budget, 1 anything unexpected, 130 Ctrl-C.
+
+Nothing heavy is imported before a command needs it, so that `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+
+from warble_mlx import __version__
+from warble_mlx.cli_base import (
+    TextFirst,
+    debug_option,
+    emit,
+    json_option,
+    model_option,
+    offline_option,
+    option,
+    say_so,
+    table,
+)
+from warble_mlx.cli_say import figures, say
+from warble_mlx.errors import CheckpointError, WarbleError
+
+INTERRUPTED_STATUS = 130
+UNEXPECTED_STATUS = 1
+CHECK_TEXT = "This model can speak."
+
+
+@click.group(
+    cls=TextFirst,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        # --top_p and --top-p are the same.
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+        "max_content_width": 100,
+    },
+    epilog="Every option can be set in the environment: WARBLE_VOICE for --voice,"
+    " WARBLE_TOP_P for --top-p, and so on.",
+)
+@click.version_option(__version__, prog_name="warble")
+def warble() -> None:
+    """Text to speech with Warble and Audio8 models.
+
+    \b
+      warble "Hello there."                     speak
+      warble "Hello there." -o hello.wav        write a file
+      cat story.txt | warble -o story.mp3       from a pipe
+      warble say --help                         all options of speaking
+
+    Text without a command is spoken; options may stand before or after it.
+    """
+
+
+warble.add_command(say)
+
+
+@warble.command()
+@model_option
+@json_option
+@offline_option
+@debug_option
+def voices(model: str | None, as_json: bool, offline: bool) -> None:
+    """List the voices of a model."""
+    list_voices(model, offline=offline, as_json=as_json)
+
+
+def list_voices(model: str | None, *, offline: bool, as_json: bool) -> None:
+    """Print number, name, language and description of each voice; * marks the default."""
+    from warble_mlx.hub import bundle_for, bundled_folder
+    from warble_mlx.voices import read_voices
+
+    folder = bundled_folder() if model is None else bundle_for(model, offline=offline)
+    known = read_voices(folder)
+    if as_json:
+        rows = [
+            {
+                "id": voice.id,
+                "name": voice.name,
+                "language": voice.language,
+                "description": voice.description,
+                "default": voice == known.default_voice,
+            }
+            for voice in known.voices
+        ]
+        emit(json.dumps(rows, ensure_ascii=False) + "\n")
+    elif known.voices:
+        emit(
+            table(
+                [
+                    (
+                        "*" if voice == known.default_voice else " ",
+                        str(voice.id),
+                        voice.name,
+                        voice.language,
+                        voice.description,
+                    )
+                    for voice in known.voices
+                ]
+            )
+        )
+    else:
+        say_so(
+            "this model names no voices: --voice takes a number, or --ref-audio and --ref-text a"
+            " clip"
+        )
+
+
+@warble.command()
+@click.argument("source")
+@click.argument("out")
+@option(
+    "--codec-dtype",
+    type=click.Choice(["float16", "bfloat16", "float32"]),
+    default="float16",
+    show_default=True,
+    help="How the codec is stored.",
+)
+@option("--revision", metavar="REV", help="Branch, tag or commit of a hub model.")
+@option("--force", is_flag=True, help="Replace OUT if it exists.")
+@option("--no-check", is_flag=True, help="Do not load the result and let it speak.")
+@offline_option
+@debug_option
+def convert(
+    source: str,
+    out: str,
+    codec_dtype: str,
+    revision: str | None,
+    force: bool,
+    no_check: bool,
+    offline: bool,
+) -> None:
+    """Convert SOURCE, a folder or hub id, into a bundle in the folder OUT.
+
+    Prints what became of the tensors and how large the parts are, then loads the bundle and lets
+    it speak a sentence. The exit status is 0 only if it did.
+    """
+    from warble_mlx.convert import convert as convert_model
+    from warble_mlx.convert import format_report
+    from warble_mlx.hub import conversion_bar, locate
+    from warble_mlx.model_files import check_complete
+
+    found = locate(source, offline=offline, revision=revision)
+    check_complete(found.folder)
+    with conversion_bar(shown=True) as advance:
+        result = convert_model(
+            found.folder,
+            Path(out),
+            codec_dtype=codec_dtype,
+            force=force,
+            source_id=found.repo,
+            revision=found.commit,
+            progress=advance,
+        )
+    emit(format_report(result).rstrip("\n") + "\n")
+    if not no_check:
+        check_speaks(out)
+
+
+def check_speaks(bundle: str) -> None:
+    """Load a bundle and let it speak; CheckpointError if no whole utterance comes of it."""
+    import warble_mlx
+
+    speech = warble_mlx.load(bundle, offline=True).say(CHECK_TEXT, greedy=True)
+    if speech.finish_reason != "stop" or not speech.seconds:
+        raise CheckpointError(
+            f"{bundle} was written, but it does not speak: {figures(speech)}. --no-check leaves"
+            " this test out, for models that were never trained to"
+        )
+    click.echo(f"check: {figures(speech)}", err=True)
+
+
+@warble.command()
+@click.argument("bundle")
+@offline_option
+@debug_option
+def inspect(bundle: str, offline: bool) -> None:
+    """Show what the model BUNDLE, a folder or hub id, is made of."""
+    from warble_mlx.hub import resolve
+    from warble_mlx.inspect_bundle import describe_bundle, format_description
+    from warble_mlx.model_files import is_bundle
+
+    folder = resolve(bundle, offline=offline)
+    if not is_bundle(folder):
+        raise CheckpointError(f"{bundle} is no bundle; make one of it: warble convert {bundle} OUT")
+    emit(format_description(describe_bundle(folder)) + "\n")
+
+
+@warble.command()
+@json_option
+@debug_option
+@click.pass_context
+def doctor(ctx: click.Context, as_json: bool) -> None:
+    """Check this installation, and let the bundled voice speak.
+
+    The exit status is 0 if everything needed works.
+    """
+    from warble_mlx.doctor import as_rows, examine
+
+    checks = list(examine())
+    if as_json:
+        emit(json.dumps([check._asdict() for check in checks], ensure_ascii=False) + "\n")
+    else:
+        emit(table(as_rows(checks)))
+    if any(check.state == "problem" for check in checks):
+        ctx.exit(UNEXPECTED_STATUS)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status."""
+    args = sys.argv[1:] if args is None else list(args)
+    debug = "--debug" in args or os.environ.get("WARBLE_DEBUG", "0") not in ("", "0")
+    try:
+        status = warble.main(args, prog_name="warble", standalone_mode=False)
+    except click.Abort:  # what click makes of Ctrl-C
+        say_so("interrupted")
+        return INTERRUPTED_STATUS
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except WarbleError as error:
+        if debug:
+            traceback.print_exc()
+        say_so(str(error))
+        return error.exit_status
+    except Exception as error:  # a defect of ours: say so, and how to see more of it
+        if debug:
+            traceback.print_exc()
+        hint = "" if debug else "; --debug shows where"
+        say_so(f"unexpected error: {type(error).__name__}: {error}{hint}")
+        return UNEXPECTED_STATUS
+    return status if isinstance(status, int) else 0

@@ -1,0 +1,325 @@
+"""`warble say`: where the text comes from, and where the speech goes."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from warble_mlx.cli_base import (
+    TRUNCATED_STATUS,
+    Number,
+    debug_option,
+    emit,
+    is_terminal,
+    json_option,
+    mistaken_command,
+    model_option,
+    offline_option,
+    option,
+    say_so,
+)
+from warble_mlx.errors import TextError
+
+if TYPE_CHECKING:
+    from warble_mlx.speech import Speech, Warble
+
+FULL_MODEL = "scrappylabsai/warble"
+DEFAULT_FILE = "warble.wav"
+MAX_SEED = 2**32 - 1
+
+
+def _refuse(reason: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def callback(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+        if value and not ctx.resilient_parsing:
+            raise click.BadParameter(reason, ctx, param)
+
+    return callback
+
+
+# Flags of the macOS command `say` that people have in their fingers. Better refused than ignored.
+_REFUSED = {
+    ("-r", "--rate"): "the model has no speed control; change the speed of the finished file,"
+    " for example with: ffmpeg -i speech.wav -filter:a atempo=1.2 faster.wav",
+    ("-a", "--audio-device"): "speech is played on the system's default output; choose that in the"
+    " system's settings",
+    (
+        "-n",
+        "--network-send",
+    ): "speech cannot be sent to another machine; pipe it: warble say -o - …",
+}
+
+
+def _refused_options(function: Callable[..., None]) -> Callable[..., None]:
+    for names, reason in _REFUSED.items():
+        function = click.option(*names, hidden=True, expose_value=False, callback=_refuse(reason))(
+            function
+        )
+    return function
+
+
+@click.command()
+@click.argument("text", nargs=-1)
+@option("-f", "--file", metavar="FILE", help="Read the text from FILE (UTF-8), or - for stdin.")
+@option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="Write wav, flac, mp3 or ogg, by FILE's suffix; - writes wav to stdout. Default: play, "
+    f"or without a loudspeaker write {DEFAULT_FILE}.",
+)
+@model_option
+@option("-v", "--voice", metavar="VOICE", help="Name or number of a voice; ? lists them.")
+@option("--ref-audio", metavar="FILE", help="Speak like this clip of 3 to 15 s.")
+@option("--ref-text", metavar="TEXT", help="What is said in the clip, word for word.")
+@option(
+    "--seed",
+    metavar="N",
+    type=Number(0, MAX_SEED, kind=int),
+    help="Same seed, same speech. Default: random, and reported.",
+)
+@option("--temperature", metavar="X", type=Number(0), help="Variation; 0 is greedy.")
+@option("--top-p", metavar="X", type=Number(0, 1), help="Probability mass to choose from.")
+@option("--top-k", metavar="N", type=Number(0, kind=int), help="Candidates to choose from.")
+@option("--greedy", is_flag=True, help="Always take the most probable, whatever the seed.")
+@option(
+    "--max-seconds", metavar="X", type=Number(0, above=True), help="Longest speech to generate."
+)
+@option("--allow-truncated", is_flag=True, help="Keep speech that --max-seconds has cut.")
+@json_option
+@offline_option
+@debug_option
+@_refused_options
+@click.pass_context
+def say(
+    ctx: click.Context,
+    text: tuple[str, ...],
+    file: str | None,
+    output: str | None,
+    model: str | None,
+    voice: str | None,
+    ref_audio: str | None,
+    ref_text: str | None,
+    seed: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    top_k: int | None,
+    greedy: bool,
+    max_seconds: float | None,
+    allow_truncated: bool,
+    as_json: bool,
+    offline: bool,
+) -> None:
+    """Speak TEXT: words, - for stdin, or nothing when text is piped in.
+
+    Speech goes to the loudspeaker or to a file, one line of figures to stderr.
+
+    \b
+      warble say "Hello there." -o hello.wav
+      echo "Hello there." | warble say -o - | aplay
+      warble say -m scrappylabsai/warble -v silas "Hello there."
+    """
+    if ctx.meta.get("warble.implicit"):
+        _check_command(ctx, text)
+    if voice == "?":
+        from warble_mlx.cli import list_voices
+
+        list_voices(model, offline=offline, as_json=as_json)
+        return
+    if as_json and output == "-":
+        raise click.UsageError("--json and -o - both want stdout: give -o a file", ctx)
+    if (ref_audio is None) != (ref_text is None):
+        raise click.UsageError(
+            "--ref-audio and --ref-text go together: the clip, and what is said in it", ctx
+        )
+    if ref_audio is not None and voice is not None:
+        if ctx.get_parameter_source("voice") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("give either --voice or --ref-audio, not both", ctx)
+        voice = None  # only a default from the environment
+    words = read_text(ctx, text, file)
+    wanted, output = output, choose_output(ctx, output)
+    if ref_audio is not None:
+        from warble_mlx.audio import read_clip
+
+        for doubt in read_clip(ref_audio)[1].warnings:
+            say_so(doubt)
+
+    import warble_mlx
+
+    warble = warble_mlx.load(model, offline=offline)
+    speech = warble.say(
+        words,
+        voice=voice,
+        ref_audio=ref_audio,
+        ref_text=ref_text,
+        seed=seed,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        greedy=greedy or temperature == 0,
+        max_seconds=max_seconds,
+    )
+    kept = allow_truncated or speech.finish_reason == "stop"
+    if kept:
+        deliver(speech, output)
+    report(warble, speech, place_of(output) if kept else None)
+    if kept and wanted is None and output is not None:
+        say_so(
+            f"there was nothing to play on, so {output} was written; playing needs a loudspeaker"
+            ' and pip install "warble-mlx[play]"'
+        )
+    if as_json:
+        emit(facts(warble, speech, output if kept else None))
+    if not kept:
+        say_so(
+            f"the speech was cut after {speech.seconds:.2f} s, before its end, so nothing was"
+            " written: allow more with --max-seconds, or keep it with --allow-truncated"
+        )
+        ctx.exit(TRUNCATED_STATUS)
+
+
+def _check_command(ctx: click.Context, text: tuple[str, ...]) -> None:
+    """Stop if the text of a line without a command looks like a command instead."""
+    group = ctx.find_root().command
+    assert isinstance(group, click.Group)
+    meant = mistaken_command(text, list(group.commands))
+    if meant is None:
+        return
+    spoken = " ".join(text)
+    if meant == text[0]:
+        raise click.UsageError(
+            f"a command comes first: warble {meant} … To speak it: warble say {spoken}", ctx
+        )
+    raise click.UsageError(f"did you mean: warble {meant}? To speak it: warble say {spoken}", ctx)
+
+
+def read_text(ctx: click.Context, text: tuple[str, ...], file: str | None) -> str:
+    """The text to speak, from the arguments, a file or stdin; never blank."""
+    if text and file is not None:
+        if ctx.get_parameter_source("file") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("give either TEXT or --file, not both", ctx)
+        file = None
+    if text and text != ("-",):
+        words = " ".join(text)
+        try:
+            words.encode()
+        except UnicodeEncodeError as error:
+            raise TextError("the text on the command line is not UTF-8") from error
+    elif file not in (None, "-"):
+        path = Path(str(file))
+        try:
+            words = decode(path.read_bytes(), str(path))
+        except OSError as error:
+            raise TextError(f"the text {path} cannot be read: {error.strerror or error}") from error
+    elif not text and file is None and is_terminal(sys.stdin):
+        raise click.UsageError('no text: warble say "Hello there.", or --file, or a pipe', ctx)
+    else:
+        words = decode(sys.stdin.buffer.read(), "the text on stdin")
+    if not words.strip():
+        raise TextError("there is nothing to say: the text is empty")
+    return words
+
+
+def decode(raw: bytes, where: str) -> str:
+    """UTF-8 text, with or without a byte order mark; TextError for anything else."""
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise TextError(f"{where} is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise TextError(
+            f"{where} is not UTF-8 (byte {error.start} is 0x{raw[error.start]:02x}): convert it,"
+            " for example with iconv -f ISO-8859-1 -t UTF-8"
+        ) from error
+
+
+def choose_output(ctx: click.Context, output: str | None) -> str | None:
+    """Where the speech goes: a file's path, "-" for stdout, or None for the loudspeaker.
+
+    Whatever can be wrong with it is found now, not after the speech has been generated.
+    """
+    if output == "-":
+        if is_terminal(sys.stdout):
+            raise click.UsageError("-o - writes binary data: redirect stdout, or name a file", ctx)
+        return output
+    if output is None:
+        from warble_mlx.player import can_play
+
+        if can_play():
+            return None
+        output = DEFAULT_FILE
+    from warble_mlx.audio import check_target
+
+    check_target(Path(output))
+    return output
+
+
+def deliver(speech: Speech, output: str | None) -> None:
+    """Play the speech, or write it to a file or stdout."""
+    if output is None:
+        from warble_mlx.player import play
+
+        play(speech.samples, speech.sample_rate)
+    elif output == "-":
+        from warble_mlx.audio import encode
+
+        emit(encode(speech.samples, speech.sample_rate, "wav"))
+    else:
+        speech.save(output)
+
+
+def figures(speech: Speech) -> str:
+    """Length, time taken, real-time factor, time to the first audio, end, seed: on one line."""
+    t = speech.timings
+    first = f", first audio {t.first_audio_s * 1000:.0f} ms" if speech.seconds else ""
+    return (
+        f"{speech.seconds:.2f} s of speech in {t.total_s:.2f} s (RTF {speech.rtf:.2f}){first},"
+        f" {speech.finish_reason}, seed {speech.seed}"
+    )
+
+
+def place_of(output: str | None) -> str:
+    """The output in words: a file, stdout or the loudspeaker."""
+    return {None: "loudspeaker", "-": "stdout"}.get(output) or str(output)
+
+
+def report(warble: Warble, speech: Speech, place: str | None) -> None:
+    """The line of figures on stderr, and how to get more than a small voice."""
+    click.echo(figures(speech) + (f" -> {place}" if place else ""), err=True)
+    if warble.is_bundled:
+        click.echo(
+            f"{warble.name} spoke, a small synthetic voice; the full model:"
+            f' warble say -m {FULL_MODEL} "…"',
+            err=True,
+        )
+
+
+def facts(warble: Warble, speech: Speech, output: str | None) -> str:
+    """One JSON object, on one line, of what is known about the speech."""
+    known = {
+        "text": speech.text,
+        "voice": speech.voice,
+        "model": speech.model,
+        "bundled": warble.is_bundled,
+        "seconds": speech.seconds,
+        "sample_rate": speech.sample_rate,
+        "frames": int(speech.codes.shape[-1]),
+        "finish_reason": speech.finish_reason,
+        "seed": speech.seed,
+        "rtf": _finite(speech.rtf),
+        "timings": {name: _finite(value) for name, value in asdict(speech.timings).items()},
+        "output": output,
+    }
+    return json.dumps(known, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN and no infinity: they are null."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,172 @@
+"""`warble doctor`: what this installation is made of, what is wrong with it, and whether it speaks.
+
+Every check is one line: a name, what was found, and, if it matters, what to do. A "problem" keeps
+the package from doing its work; a "note" does not.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from typing import Literal, NamedTuple
+
+from warble_mlx import __version__, backend
+from warble_mlx.errors import WarbleError
+
+TEST_TEXT = "This is a short test."
+TEST_SECONDS = (0.4, 6.0)  # of speech that the test text can take
+LIBRARIES = ("numpy", "tokenizers", "huggingface_hub", "soundfile", "soxr", "msgspec", "click")
+# Extra, distribution, what it is for.
+EXTRAS = (
+    ("play", "sounddevice", "playing speech"),
+    ("convert", "torch", "converting a codec.pth"),
+)
+# From this version on, loading the published model's own code with transformers leaves its RoPE
+# tables unset: it then speaks noise without an error.
+UNSAFE_TRANSFORMERS = 5
+
+State = Literal["good", "note", "problem"]
+
+
+class Check(NamedTuple):
+    """One finding. `advice` is what to do, empty when there is nothing to do."""
+
+    name: str
+    found: str
+    state: State = "good"
+    advice: str = ""
+
+
+def examine() -> Iterator[Check]:
+    """All checks, in the order in which one would look."""
+    host = backend.this_host()
+    yield Check("python", host.python)
+    yield Check("system", f"{host.system} {host.os_version} on {host.machine}")
+    yield Check("warble-mlx", __version__)
+    yield from check_mlx()
+    yield Check("libraries", ", ".join(f"{name} {_version(name)}" for name in LIBRARIES))
+    yield from check_extras()
+    yield from check_transformers(_version("transformers"))
+    yield check_cache()
+    yield check_speech()
+
+
+def check_mlx() -> Iterator[Check]:
+    """MLX's version, the wheels behind it, the device, the dtype and the BLAS."""
+    wheels = backend.wheels()
+    named = ", ".join(f"{name} {version}" for name, version in wheels.items())
+    overwritten = backend.clash(wheels)
+    if overwritten:
+        yield Check("mlx wheels", named, "problem", overwritten)
+    try:
+        backend.prepare()
+    except backend.PlatformError as error:
+        yield Check("mlx", "cannot be imported", "problem", str(error))
+        return
+    import mlx.core as mx
+
+    yield Check("mlx", _version("mlx") + (f" ({named})" if named else ""))
+    kind = "GPU" if backend.on_gpu() else "CPU"
+    facts = mx.device_info() if hasattr(mx, "device_info") else {}  # new in recent versions
+    yield Check("device", f"{kind}, {facts.get('device_name', platform.processor())}")
+    yield Check("dtype", backend.default_dtype())
+    yield check_blas(backend.blas(), on_gpu=backend.on_gpu())
+
+
+def check_blas(blas: backend.Blas, *, on_gpu: bool) -> Check:
+    """Where the CPU's matrix products come from; a slow BLAS matters only where there is no GPU."""
+    if blas.status == "not needed":
+        return Check("blas", "Accelerate, part of the system")
+    if blas.status in ("loaded", "already there"):
+        return Check("blas", blas.library or backend.OPENBLAS)
+    slow = f"the slow one of MLX's wheel (OpenBLAS: {blas.status})"
+    return Check("blas", slow, "good" if on_gpu else "note", "" if on_gpu else blas.hint)
+
+
+def check_extras() -> Iterator[Check]:
+    """Optional packages: present, or the pip line."""
+    for extra, package, purpose in EXTRAS:
+        version = _version(package)
+        if version == "absent":
+            advice = f'for {purpose}: pip install "warble-mlx[{extra}]"'
+            yield Check(f"extra {extra}", f"{package} is not installed", "note", advice)
+        else:
+            yield Check(f"extra {extra}", f"{package} {version}")
+    if _version("sounddevice") != "absent":
+        from warble_mlx.player import can_play
+
+        if can_play():
+            yield Check("loudspeaker", "found")
+        else:
+            yield Check("loudspeaker", "none", "note", "speech is written to a file instead")
+
+
+def check_transformers(version: str) -> Iterator[Check]:
+    """A line only if transformers is installed; this package does not use it."""
+    if version.partition(".")[0].isdigit():
+        unsafe = int(version.partition(".")[0]) >= UNSAFE_TRANSFORMERS
+        advice = (
+            "not used here; but the published model's own code speaks noise with it:"
+            " pip install transformers==4.57.5"
+        )
+        yield Check("transformers", version, "note" if unsafe else "good", advice if unsafe else "")
+
+
+def check_cache() -> Check:
+    """Where models from the hub and their conversions are kept."""
+    from huggingface_hub import constants
+
+    from warble_mlx.hub import cache_folder
+
+    offline = ", downloads are off (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else ""
+    return Check("caches", f"{constants.HF_HUB_CACHE}, {cache_folder()}{offline}")
+
+
+def check_speech() -> Check:
+    """Let the bundled voice speak a sentence, and look at what comes."""
+    try:
+        import numpy as np
+
+        import warble_mlx
+
+        speech = warble_mlx.load().say(TEST_TEXT, greedy=True, seed=0)
+        level = float(np.sqrt(np.mean(np.square(speech.samples)))) if speech.seconds else 0.0
+    except (WarbleError, ImportError) as error:
+        return Check("self-test", "failed", "problem", str(error))
+    found = (
+        f"{speech.seconds:.2f} s of speech, {speech.codes.shape[-1]} frames,"
+        f" {speech.finish_reason}, RTF {speech.rtf:.2f}, {speech.model}"
+    )
+    shortest, longest = TEST_SECONDS
+    if speech.finish_reason != "stop":
+        wrong = "it did not end by itself"
+    elif not shortest <= speech.seconds <= longest:
+        wrong = f"it should last {shortest} to {longest} s"
+    elif not (math.isfinite(level) and level > 1e-3):
+        wrong = f"its level is {level:.2g}, which is no speech"
+    else:
+        return Check("self-test", found)
+    advice = f"{wrong}: this MLX build computes wrong values, or the package's files are damaged"
+    return Check("self-test", found, "problem", advice)
+
+
+def as_rows(checks: Sequence[Check]) -> list[tuple[str, str]]:
+    """Two columns: the name, and what was found; advice on a line of its own, marked."""
+    rows = []
+    for check in checks:
+        rows.append((check.name, check.found))
+        if check.advice:
+            rows.append(("", f"{check.state}: {check.advice}"))
+    problems = sum(check.state == "problem" for check in checks)
+    counted = f"{problems} problem{'' if problems == 1 else 's'}"
+    rows.append(("result", counted if problems else "all is well"))
+    return rows
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return "absent"
