@@ -13,7 +13,14 @@ from warble_mlx.config import ModelConfig
 from warble_mlx.convert.source import Source, member
 from warble_mlx.errors import CheckpointError
 
-GENERATION_DEFAULTS = {"temperature": 0.7, "top_k": 50, "top_p": 0.9, "max_new_tokens": 512}
+LONGEST_TEXT = "max_text_chars"
+GENERATION_DEFAULTS = {
+    "temperature": 0.7,
+    "top_k": 50,
+    "top_p": 0.9,
+    "max_new_tokens": 512,
+    LONGEST_TEXT: None,
+}
 _INFORMATIVE = ("architectures", "sample_rate", "semantic_token_template")
 _LICENCES = ("license", "licence", "notice", "copying")
 WARBLE_VOICES = (
@@ -59,15 +66,21 @@ def bundle_config(
 
 
 def _generation(source: Source) -> dict[str, Any]:
+    """Sampling defaults, and the longest text that the model was trained on if the source says."""
     given: Any = source.config.get("generation", {})
     path = member(source.folder, "generation_config.json")
     if path:
         given = _json_object(path)
     if not isinstance(given, dict):
         raise CheckpointError(f'{source.folder}/config.json: "generation" is not an object')
+    processor = member(source.folder, "processor_config.json")
+    limits = _json_object(processor) if processor else {}
+    given = {LONGEST_TEXT: limits[LONGEST_TEXT]} | given if LONGEST_TEXT in limits else given
     found = {}
     for name, default in GENERATION_DEFAULTS.items():
         value = given.get(name, default)
+        if name == LONGEST_TEXT and value is None:
+            continue
         if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
             raise CheckpointError(
                 f"{path or source.folder}: {name} is {value!r}, not a number from 0 up"

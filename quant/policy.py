@@ -58,7 +58,9 @@ class LayerException(NamedTuple):
         return path == self.prefix or path.startswith(f"{self.prefix}.")
 
 
-def packing(bits: int | None = None, group_size: int | None = None, mode: str = "affine") -> Packing:
+def packing(
+    bits: int | None = None, group_size: int | None = None, mode: str = "affine"
+) -> Packing:
     """A checked packing; what is not given takes the mode's default.
 
     Raises WarbleError that lists what the mode allows.

@@ -16,9 +16,12 @@ import mlx.nn as nn
 from mlx.utils import tree_flatten
 
 from warble_mlx.config import read_config, read_config_json
+from warble_mlx.convert.card import licence_lines, model_card
 from warble_mlx.convert.companions import write_json
-from warble_mlx.convert.names import DECODER, ENCODER, MODEL
+from warble_mlx.convert.names import DECODER, MODEL
+from warble_mlx.convert.report import Component
 from warble_mlx.errors import CheckpointError, MissingExtraError
+from warble_mlx.inspect_bundle import describe_bundle
 from warble_mlx.quant.modules import modules_of
 from warble_mlx.quant.policy import DEFAULT_POLICY, LayerException, Packing, packing, plan
 from warble_mlx.safetensors_file import read_header
@@ -76,6 +79,7 @@ def quantize(
     with staged_folder(out, source=bundle, force=force) as stage:
         _copy_rest(bundle, stage)
         _pack(bundle, stage, config, layers, default)
+        _write_card(bundle, stage, default)
         result = Quantised(out, layers, _sizes(stage))
         _prove(bundle, stage, result)
     return result
@@ -83,7 +87,7 @@ def quantize(
 
 def _copy_rest(bundle: Path, stage: Path) -> None:
     for path in sorted(bundle.iterdir()):
-        if path.name in (MODEL, "config.json") or not path.is_file():
+        if path.name in (MODEL, "config.json", "README.md") or not path.is_file():
             continue
         shutil.copyfile(path, stage / path.name)
 
@@ -122,6 +126,23 @@ def _pack(
     write_json(stage / "config.json", config)
 
 
+def _write_card(bundle: Path, stage: Path, default: Packing) -> None:
+    described = describe_bundle(stage)
+    parts = [Component(p.name, p.file, p.tensors, p.parameters, p.nbytes) for p in described.parts]
+    card = model_card(
+        source_id=described.provenance.get("source", "unknown"),
+        revision=described.provenance.get("revision"),
+        licence=licence_lines(bundle),
+        components=parts,
+        precision=(
+            f"The Linears of the transformer blocks in {default.bits} bits ({default.mode}, groups"
+            f" of {default.group_size}); embeddings, output heads and norms in bfloat16."
+        ),
+        extra_tags=("quantized", f"{default.bits}bit"),
+    )
+    (stage / "README.md").write_text(card, encoding="utf-8")
+
+
 def _sizes(folder: Path) -> dict[str, int]:
     return {name: os.path.getsize(folder / name) for name in (MODEL, DECODER, "tokenizer.json")}
 
@@ -142,15 +163,12 @@ def _prove(bundle: Path, stage: Path, result: Quantised) -> None:
         kept = after.get(name)
         if kept is None or kept.dtype != weight.dtype or not mx.array_equal(kept, weight):
             raise CheckpointError(f"{name} changed, although it is not quantised")
-    config = read_config(stage)
-    for codec in (DECODER, ENCODER):
-        if (bundle / codec).is_file():
-            read_header(stage / codec)
     parameters = sum(w.size for w in before.values())
-    limited = parameters == PUBLISHED_PARAMETERS and min(p.bits for p in result.layers.values()) <= 4
-    if limited and result.total_bytes > PUBLISHED_LIMIT:
+    four_bits = all(p.bits <= 4 for p in result.layers.values())
+    published = parameters == PUBLISHED_PARAMETERS
+    if four_bits and published and result.total_bytes > PUBLISHED_LIMIT:
         raise CheckpointError(
-            f"the bundle has {result.total_bytes / 1e6:,.0f} MB for {config.model_type} at"
-            f" 4 bits, over the limit of {PUBLISHED_LIMIT / 1e6:,.0f} MB: store the codec at 16"
-            " bits (warble convert --codec-dtype float16)"
+            f"the bundle has {result.total_bytes / 1e6:,.0f} MB, over the limit of"
+            f" {PUBLISHED_LIMIT / 1e6:,.0f} MB: store the codec at 16 bits (warble convert"
+            " --codec-dtype float16)"
         )

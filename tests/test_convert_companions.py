@@ -60,6 +60,14 @@ def test_config_is_written_out(source: Path, tmp_path: Path) -> None:
     }
 
 
+def test_the_longest_text_is_kept(source: Path, tmp_path: Path) -> None:
+    synthetic.write_json(source / "processor_config.json", {"max_text_chars": 170})
+    convert(source, tmp_path / "out")
+    convert(tmp_path / "out", tmp_path / "again")
+    for name in ("out", "again"):
+        assert read(tmp_path / name / "config.json")["generation"]["max_text_chars"] == 170
+
+
 def test_provenance(source: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "out", source_id="someone/model", revision="abc")
     config = read(tmp_path / "out" / "config.json")

@@ -98,9 +98,7 @@ def test_voices_differ_and_unknown_ones_are_listed(warble: Warble) -> None:
         warble.say("Yes.", voice="nobody")
 
 
-def test_a_reference_clip_becomes_a_voice(
-    warble: Warble, speech: Speech, tmp_path: Path
-) -> None:
+def test_a_reference_clip_becomes_a_voice(warble: Warble, speech: Speech, tmp_path: Path) -> None:
     clip = speech.save(tmp_path / "clip.wav")
     cloned = warble.say("Yes.", ref_audio=clip, ref_text=TEXT, seed=0)
     assert cloned.voice is None

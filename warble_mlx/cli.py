@@ -11,8 +11,10 @@ from __future__ import annotations
 import json
 import os
 import sys
+import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -29,6 +31,7 @@ from warble_mlx.cli_base import (
     say_so,
     table,
 )
+from warble_mlx.cli_quantize import exceptions_of, packing_options, quantize, show
 from warble_mlx.cli_say import figures, say
 from warble_mlx.errors import CheckpointError, WarbleError
 
@@ -63,6 +66,7 @@ def warble() -> None:
 
 
 warble.add_command(say)
+warble.add_command(quantize)
 
 
 @warble.command()
@@ -126,6 +130,7 @@ def list_voices(model: str | None, *, offline: bool, as_json: bool) -> None:
     show_default=True,
     help="How the codec is stored.",
 )
+@packing_options(required=False)
 @option("--revision", metavar="REV", help="Branch, tag or commit of a hub model.")
 @option("--force", is_flag=True, help="Replace OUT if it exists.")
 @option("--no-check", is_flag=True, help="Do not load the result and let it speak.")
@@ -135,6 +140,11 @@ def convert(
     source: str,
     out: str,
     codec_dtype: str,
+    bits: int | None,
+    group_size: int | None,
+    mode: str,
+    policy: str | None,
+    exceptions: tuple[tuple[str, int], ...],
     revision: str | None,
     force: bool,
     no_check: bool,
@@ -148,23 +158,60 @@ def convert(
     from warble_mlx.convert import convert as convert_model
     from warble_mlx.convert import format_report
     from warble_mlx.hub import conversion_bar, locate
-    from warble_mlx.model_files import check_complete
 
+    quantised = bits is not None or mode != "affine"
+    if not quantised and (group_size is not None or policy is not None or exceptions):
+        raise click.UsageError("--group-size, --policy and --except need --bits")
+    target = Path(out)
+    if quantised:  # said before minutes are spent on the conversion
+        from warble_mlx.quant.policy import packing
+
+        packing(bits, group_size, mode)
+        if target.exists() and not force:
+            raise CheckpointError(f"{out} exists already. Give another folder, or --force")
     found = locate(source, offline=offline, revision=revision)
-    check_complete(found.folder)
-    with conversion_bar(shown=True) as advance:
-        result = convert_model(
-            found.folder,
-            Path(out),
-            codec_dtype=codec_dtype,
-            force=force,
-            source_id=found.repo,
-            revision=found.commit,
-            progress=advance,
-        )
-    emit(format_report(result).rstrip("\n") + "\n")
+    with _between(target, quantised) as plain:
+        with conversion_bar(shown=True) as advance:
+            result = convert_model(
+                found.folder,
+                plain,
+                codec_dtype=codec_dtype,
+                force=force,
+                source_id=found.repo,
+                revision=found.commit,
+                progress=advance,
+            )
+        emit(format_report(result).rstrip("\n") + "\n")
+        if quantised:
+            from warble_mlx.backend import prepare
+
+            prepare()
+            from warble_mlx.quant import DEFAULT_POLICY
+            from warble_mlx.quant import quantize as quantize_bundle
+
+            packed = quantize_bundle(
+                plain,
+                target,
+                bits=bits,
+                group_size=group_size,
+                mode=mode,
+                policy=policy or DEFAULT_POLICY,
+                exceptions=exceptions_of(exceptions),
+                force=force,
+            )
+            show(packed)
     if not no_check:
         check_speaks(out)
+
+
+@contextmanager
+def _between(target: Path, quantised: bool) -> Iterator[Path]:
+    """Where the 16-bit bundle goes: `target`, or a temporary folder if it is quantised next."""
+    if not quantised:
+        yield target
+        return
+    with tempfile.TemporaryDirectory(prefix="warble-") as folder:
+        yield Path(folder) / "bundle"
 
 
 def check_speaks(bundle: str) -> None:

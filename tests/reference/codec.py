@@ -76,14 +76,14 @@ class Codec:
     def convnext(self, x: Tensor, name: str) -> Tensor:
         """[B, C, N] to [B, C, N]."""
         y = self.conv(x, f"{name}.dwconv.conv").transpose(1, 2)
-        y = F.layer_norm(y, y.shape[-1:], self[f"{name}.norm.weight"], self[f"{name}.norm.bias"], 1e-6)
+        y = F.layer_norm(
+            y, y.shape[-1:], self[f"{name}.norm.weight"], self[f"{name}.norm.bias"], 1e-6
+        )
         y = F.gelu(F.linear(y, self[f"{name}.pwconv1.weight"], self[f"{name}.pwconv1.bias"]))
         y = F.linear(y, self[f"{name}.pwconv2.weight"], self[f"{name}.pwconv2.bias"])
         return x + (self[f"{name}.gamma"] * y).transpose(1, 2)
 
-    def window_transformer(
-        self, x: Tensor, name: str, c: TransformerConfig, window: int
-    ) -> Tensor:
+    def window_transformer(self, x: Tensor, name: str, c: TransformerConfig, window: int) -> Tensor:
         """[B, C, N] to [B, C, N]. Position q sees keys max(0, q - window + 1)..q."""
         x = x.transpose(1, 2)
         rope = rope_table(x.shape[1], c.head_dim, c.rope_base).to(x.device)[None]
@@ -121,7 +121,9 @@ class Codec:
 
     def dequantise(self, codes: Tensor) -> Tensor:
         """Codes [B, 10, T] to the sum of their vectors [B, C, T]."""
-        return torch.stack([self._entry(codes[:, i], b) for i, b in enumerate(self._books())]).sum(0)
+        return torch.stack([self._entry(codes[:, i], b) for i, b in enumerate(self._books())]).sum(
+            0
+        )
 
     def latents(self, summed: Tensor) -> Tensor:
         """Summed vectors [B, C, T] to the decoder's input [B, C, 4 T]."""

@@ -40,7 +40,11 @@ def read_model(folder: Path) -> Weights:
     if (folder / "model.safetensors").is_file():
         return read_safetensors(folder / "model.safetensors")
     shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    return {name: tensor for shard in shards for name, tensor in read_safetensors(folder / shard).items()}
+    return {
+        name: tensor
+        for shard in shards
+        for name, tensor in read_safetensors(folder / shard).items()
+    }
 
 
 def codec_file(folder: Path, config: ModelConfig) -> Path | None:

@@ -61,9 +61,7 @@ class Attention(nn.Module):
             self.q_norm = RMSNorm(c.head_dim, c.norm_eps)
             self.k_norm = RMSNorm(c.head_dim, c.norm_eps)
 
-    def forward(
-        self, x: Tensor, rope: Tensor, slots: Tensor, mask: Tensor, cache: Cache
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor, slots: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         """[B, T, D] to [B, T, D]. Writes keys and values of the T positions into cache `slots`
         [T]; `rope` are their table rows, `mask` [B or 1, T, S]."""
         c = self.config
@@ -102,9 +100,7 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(config.dim, config.norm_eps)
         self.ffn_norm = RMSNorm(config.dim, config.norm_eps)
 
-    def forward(
-        self, x: Tensor, rope: Tensor, slots: Tensor, mask: Tensor, cache: Cache
-    ) -> Tensor:
+    def forward(self, x: Tensor, rope: Tensor, slots: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         """[B, T, D] to [B, T, D]; arguments as for `Attention`."""
         x = x + self.attention(self.attention_norm(x), rope, slots, mask, cache)
         return x + self.feed_forward(self.ffn_norm(x))

@@ -17,7 +17,7 @@ from warble_mlx.errors import WarbleError
 
 # Frames of all rows together in one step of whole decoding. 15 frames of 2,048 samples are the
 # most that no axis passes 32,768 with (see convolution.MAX_CONV_OUTPUTS).
-CHUNK_FRAMES = 8
+CHUNK_FRAMES = 12
 
 
 class DecoderBlock(nn.Module):

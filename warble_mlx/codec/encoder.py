@@ -20,7 +20,7 @@ from warble_mlx.config import ENCODER_STRIDES, ModelConfig
 from warble_mlx.errors import WarbleError
 
 # Frames of all rows together in one chunk; limited as decoder.CHUNK_FRAMES is.
-CHUNK_FRAMES = 8
+CHUNK_FRAMES = 12
 
 PADDING_CODE = -1
 

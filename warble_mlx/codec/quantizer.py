@@ -62,7 +62,7 @@ class Books(nn.Module, Generic[Quantizer]):
 
     def __init__(self, quantizers: list[Quantizer]) -> None:
         super().__init__()
-        self.quantizers = quantizers
+        self.quantizers: list[Quantizer] = quantizers
 
 
 def _book_sizes(config: ModelConfig) -> list[int]:

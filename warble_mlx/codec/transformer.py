@@ -86,7 +86,8 @@ class WindowTransformer(nn.Module):
         mask = self._mask(start, length)
         for layer in self.layers:
             x = layer(x, factors, mask, past, carry)
-        return self.norm(x)
+        normed: mx.array = self.norm(x)
+        return normed
 
     def _mask(self, start: mx.array, length: int) -> mx.array:
         """Bool [B, 1, T, past + T]: slot s holds the key of position start - past + s."""
