@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
+
+from warble_mlx.safetensors_file import read_header
 
 FOLDER = Path(__file__).parent / "golden"
 
 
 def tensors(name: str) -> dict[str, np.ndarray]:
     """All tensors of golden/<name>.safetensors as numpy arrays."""
-    return {k: np.array(v) for k, v in mx.load(str(FOLDER / f"{name}.safetensors")).items()}
+    header = read_header(FOLDER / f"{name}.safetensors")
+    return {k: header.read(k) for k in header.entries}
 
 
 def manifest() -> dict[str, Any]:

@@ -24,8 +24,6 @@ ROOT = Path(__file__).parent.parent
 NOT_SOURCE = ("build", "dist", "*.egg-info", "__pycache__", ".*")
 # Heavy, or of another world: nothing of the runtime may need them.
 BANNED = {"torch", "transformers", "scipy", "librosa", "pydantic", "fastapi", "safetensors"}
-# Distributions whose import name is another one than theirs.
-IMPORT_NAMES = {"huggingface-hub": "huggingface_hub"}
 
 
 @pytest.fixture(scope="module")
@@ -152,6 +150,10 @@ def imported(path: Path) -> set[str]:
             found |= {alias.name.split(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             found.add(node.module.split(".")[0])
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "importlib.import_module":
+            (name,) = node.args
+            if isinstance(name, ast.Constant):
+                found.add(str(name.value).split(".")[0])
     return found
 
 
@@ -162,5 +164,5 @@ def test_imports_and_dependencies_agree(project: dict[str, Any]) -> None:
     extras = project["project"]["optional-dependencies"]
     optional = {requirement_name(r) for name, rs in extras.items() if name != "dev" for r in rs}
     core = {requirement_name(r) for r in project["project"]["dependencies"]}
-    declared = {IMPORT_NAMES.get(name, name) for name in core | optional}
+    declared = {name.replace("-", "_") for name in core | optional}
     assert used == declared

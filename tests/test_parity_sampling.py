@@ -12,7 +12,7 @@ from golden_data import assert_same_codes, manifest, tensors
 from warble_mlx.dual_ar import DualAR
 from warble_mlx.engine import Emission, Engine, Request, Sampling
 from warble_mlx.prompt import Prompt
-from warble_mlx.sampling import Settings, choose_semantic, kept, race, rank, remember
+from warble_mlx.sampling import NOTHING, Settings, choose_semantic, kept, race, rank, remember
 
 CASES = [
     "normal256", "normal256_t1", "peaked", "two_peaks", "flat", "flat_all", "top1",
@@ -68,7 +68,7 @@ def restricted(tiny_dual_ar: DualAR) -> np.ndarray:
 def test_repetition_rescue(tiny_dual_ar: DualAR, golden: dict[str, np.ndarray]) -> None:
     rows = restricted(tiny_dual_ar)
     logits = mx.array(golden["ras.logits"][rows])[None]
-    recent, tokens = mx.full((1, 10), -1, dtype=mx.int32), []
+    recent, tokens = mx.full((1, 10), NOTHING, dtype=mx.uint32), []
     for step, draws in enumerate(golden["ras.uniforms"][:, :, rows]):
         chosen = choose_semantic(
             logits,

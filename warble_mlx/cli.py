@@ -31,8 +31,10 @@ from warble_mlx.cli_base import (
     say_so,
     table,
 )
+from warble_mlx.cli_bench import bench
 from warble_mlx.cli_quantize import exceptions_of, packing_options, quantize, show
 from warble_mlx.cli_say import figures, say
+from warble_mlx.cli_verify import verify
 from warble_mlx.errors import CheckpointError, WarbleError
 
 INTERRUPTED_STATUS = 130
@@ -67,6 +69,8 @@ def warble() -> None:
 
 warble.add_command(say)
 warble.add_command(quantize)
+warble.add_command(bench)
+warble.add_command(verify)
 
 
 @warble.command()

@@ -3,28 +3,23 @@
 Shapes: B rows, T positions, D = dim, C = codebook_size, S cache slots, K key/value heads.
 
 The slow AR reads packed columns (a text or semantic id and ten codes) and keeps one KV cache
-per layer, [B, 2 K, S, h], keys above values. Where a row's columns lie in its cache is told by
-two numbers per row: `slot`, the first slot to write, and `hole`, a pair of slots [begin, end)
-that holds nothing (padding). RoPE positions count real columns only: slot - (end - begin).
+per layer, [2, B, K, S, h], keys first, then values. Where a row's columns lie in its cache is
+told per row by `slot`, the first slot to write, and `hole`, a pair of slots [begin, end) that
+hold nothing (padding). RoPE positions count real columns only: slot - (end - begin).
 
-The fast AR sees ten positions per frame: the slow AR's output, then the codes c0..c8.
+The fast AR sees ten positions per frame: the slow AR's output, then the codes c0..c8. Its cache
+is what the joint projection gave for each of them, [B, 10, H + 2 K, h / 2, 2] per layer: the
+rotation and the write into the cache are then one elementwise expression.
 """
 
 from __future__ import annotations
 
 import mlx.core as mx
 import mlx.nn as nn
+import numpy as np
 
 from warble_mlx.config import ModelConfig
-from warble_mlx.layers import Block, project, rope_table, rotation_for
-
-
-def _new_handle(array: mx.array) -> mx.array:
-    """The same values under another handle: item assignment then leaves the caller's alone.
-
-    The memory is still updated in place once nobody else holds the old array.
-    """
-    return array[...]
+from warble_mlx.layers import Block, places, project, rope_table, rotation_for
 
 
 class Columns(nn.Module):
@@ -71,8 +66,10 @@ class DualAR(nn.Module):
         self._slow_rope = rope_table(c.max_seq_len, c.slow.head_dim, c.slow.rope_base)
         fast_rope = rope_table(c.num_codebooks, c.fast.head_dim, c.fast.rope_base)
         self._fast_rotation = rotation_for(fast_rope, c.fast)
-        self._book_rows = mx.arange(c.num_codebooks) * c.codebook_size
-        mx.eval(self._head, self._slow_rope, self._fast_rotation, self._book_rows)
+        self._book_rows = places(c.num_codebooks) * c.codebook_size
+        slot = places(c.num_codebooks)[:, None, None, None]
+        self._fast_slots = [slot == p for p in range(c.num_codebooks)]
+        mx.eval(self._head, self._slow_rope, self._fast_rotation, self._book_rows, self._fast_slots)
 
     # ------------------------------------------------------------------ slow AR
 
@@ -101,41 +98,60 @@ class DualAR(nn.Module):
         """Run the slow AR over T new positions.
 
         x [B, T, D]; slot [B] int32, where the first of them goes; hole [B, 2] int32; caches one
-        [B, 2 K, S, h] per layer. Returns the last layer's output [B, T, D], before the final
+        [2, B, K, S, h] per layer. Returns the last layer's output [B, T, D], before the final
         norm, and the caches with the new keys and values.
         """
-        length, slots = x.shape[1], caches[0].shape[2]
-        query = slot[:, None] + mx.arange(length)
+        rows, length, _ = x.shape
+        slots = caches[0].shape[3]
+        query = slot[:, None] + places(length)
+        factors = rotation_for(self._slow_rope[self._positions(query, hole)], self.config.slow)
+        mask = self._mask(query, hole, slots, x.dtype)
+        written = self._cache_rows(rows, slots)[..., None] + query[:, None]
+        written = written.reshape(-1)
+        updated = []
+        for block, cache in zip(self.layers, caches, strict=True):
+            attention = block.attention
+            q, kv = attention.split(attention.heads(block.attention_norm(x), factors))
+            # A new handle: assignment to it leaves the caller's cache alone. The memory is
+            # still written in place once nobody else holds the old array.
+            flat = cache.reshape(-1, cache.shape[-1])[...]
+            flat[written] = kv.reshape(-1, cache.shape[-1])
+            cache = flat.reshape(cache.shape)
+            updated.append(cache)
+            x = x + attention.attend(q, cache, mask)
+            x = x + block.feed_forward(block.ffn_norm(x))
+        return x, updated
+
+    def _positions(self, query: mx.array, hole: mx.array) -> mx.array:
+        """RoPE positions of cache slots query [B, T]: real columns only are counted."""
         begin, end = hole[:, 0:1], hole[:, 1:2]
         position = query - mx.where(query >= end, end - begin, 0)
         # Padding columns and finished rows get some position; nothing real ever looks at them.
-        position = mx.clip(position, 0, self.config.max_seq_len - 1)
-        factors = rotation_for(self._slow_rope[position], self.config.slow)
-        key = mx.arange(slots)
-        empty = (key >= begin) & (key < end)
+        return mx.clip(position, 0, self.config.max_seq_len - 1)
+
+    def _mask(self, query: mx.array, hole: mx.array, slots: int, dtype: mx.Dtype) -> mx.array:
+        """What is added to the scores of queries at slots [B, T], [B, 1, T, S]: 0 or a lot."""
+        key, query = places(slots), query[..., None]
+        begin, end = hole[:, 0, None, None], hole[:, 1, None, None]
+        seen = (key <= query) & ((key < begin) | (key >= end))
         # A padding query keeps sight of itself, or its softmax would have nothing to sum.
-        itself = key == query[..., None]
-        mask = ((key <= query[..., None]) & ~empty[:, None]) | itself
-        mask = mask[:, None]
-        rows = mx.arange(x.shape[0])[:, None]
-        updated = []
-        for block, cache in zip(self.layers, caches, strict=True):
-            q, kv = block.attention.queries_and_kv(block.attention_norm(x), factors)
-            cache = _new_handle(cache)
-            cache[rows, :, query] = kv.swapaxes(1, 2)
-            updated.append(cache)
-            x = x + block.attention.attend(q, cache, mask)
-            x = x + block.feed_forward(block.ffn_norm(x))
-        return x, updated
+        seen = seen | (key == query)
+        return mx.where(seen, 0.0, mx.finfo(dtype).min).astype(dtype)[:, None]
+
+    def _cache_rows(self, rows: int, slots: int) -> mx.array:
+        """Index of slot 0 of each (keys or values, row, head) in a cache seen as rows of h,
+        int32 [2, B, K]."""
+        heads = self.config.slow.n_kv_head
+        return mx.array(np.arange(2 * rows * heads).reshape(2, rows, heads) * slots)
 
     def semantic_logits(self, hidden: mx.array) -> mx.array:
         """Scores, float32 [B, C + 1], of the semantic tokens and EOS from normed hidden [B, D]."""
         return (hidden @ self._head.T).astype(mx.float32)
 
     def empty_caches(self, rows: int, slots: int) -> list[mx.array]:
-        """Fresh KV caches of the slow AR, one [rows, 2 K, slots, h] of zeros per layer."""
+        """Fresh KV caches of the slow AR, one [2, rows, K, slots, h] of zeros per layer."""
         slow = self.config.slow
-        shape = (rows, 2 * slow.n_kv_head, slots, slow.head_dim)
+        shape = (2, rows, slow.n_kv_head, slots, slow.head_dim)
         return [mx.zeros(shape, self._dtype) for _ in self.layers]
 
     # ------------------------------------------------------------------ fast AR
@@ -155,28 +171,33 @@ class DualAR(nn.Module):
     ) -> tuple[mx.array, list[mx.array]]:
         """Run the fast AR over positions first..first + T - 1.
 
-        x [B, T, fast dim]; caches one [B, 2 K, 10, h] per layer with the positions before
-        `first` filled, None at the start. Returns logits, float32 [B, C], of the last position
-        and the caches.
+        x [B, T, fast dim]; caches one [B, 10, H + 2 K, h / 2, 2] per layer with the positions
+        before `first` filled, None at the start. T is 1 except at the start. Returns logits,
+        float32 [B, C], of the last position and the caches.
         """
-        fast = self.config.fast
-        rows, length, _ = x.shape
+        length = x.shape[1]
         last = first + length
         even, odd = self._fast_rotation
         factors = (even[first:last], odd[first:last])
-        if caches is None:
-            shape = (rows, 2 * fast.n_kv_head, self.config.num_codebooks, fast.head_dim)
-            caches = [mx.zeros(shape, x.dtype) for _ in self.fast_layers]
-        mask = None
-        if length > 1:
-            mask = mx.arange(last) <= mx.arange(first, last)[:, None]
         updated = []
-        for block, cache in zip(self.fast_layers, caches, strict=True):
-            q, kv = block.attention.queries_and_kv(block.attention_norm(x), factors)
-            cache = _new_handle(cache)
-            cache[:, :, first:last] = kv
+        for i, block in enumerate(self.fast_layers):
+            attention = block.attention
+            new = attention.heads(block.attention_norm(x), factors)
+            if caches is None:
+                # Slots that are not filled yet hold copies of the last one; nobody reads them.
+                filled = mx.minimum(places(self.config.num_codebooks), length - 1)
+                cache = mx.take(new, filled, axis=1)
+            else:
+                cache = mx.where(self._fast_slots[first], new, caches[i])
             updated.append(cache)
-            x = x + block.attention.attend(q, cache[:, :, :last], mask)
+            q, kv = attention.split(cache[:, :last])
+            mask = "causal" if length > 1 else None
+            x = x + attention.attend(q[:, :, first:], kv, mask)
             x = x + block.feed_forward(block.ffn_norm(x))
-        logits = project(self.fast_output, self.fast_norm(x[:, -1]))
+        logits = project(self.fast_output, self.fast_norm(last_position(x)))
         return logits.astype(mx.float32), updated
+
+
+def last_position(x: mx.array) -> mx.array:
+    """x [B, T, D] at its last position, [B, D]; a mere view if there is only one."""
+    return x.squeeze(1) if x.shape[1] == 1 else x[:, -1]

@@ -28,10 +28,11 @@ import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from warble_mlx.dual_ar import DualAR
+from warble_mlx.dual_ar import DualAR, last_position
 from warble_mlx.errors import BudgetError, WarbleError
+from warble_mlx.layers import entry, places
 from warble_mlx.prompt import Prompt
-from warble_mlx.sampling import Settings, choose_code, choose_semantic, remember
+from warble_mlx.sampling import NOTHING, Settings, choose_code, choose_semantic, remember
 
 PREFILL_MULTIPLE = 32  # prompts are left-padded to a multiple, so that few lengths occur
 CACHE_LENGTHS = (256, 512, 1024, 2048)
@@ -77,9 +78,9 @@ class State(NamedTuple):
     hidden: mx.array  # [B, D], the slow AR's last output before the final norm
     slot: mx.array  # int32 [B], next free cache slot
     hole: mx.array  # int32 [B, 2], cache slots [begin, end) that hold nothing
-    recent: mx.array  # int32 [B, W], repetition window of semantic indices
+    recent: mx.array  # uint32 [B, W], repetition window of semantic indices
     frame: mx.array  # int32 [B], frames emitted so far
-    caches: list[mx.array]  # per slow layer [B, 2 K, S, h]
+    caches: list[mx.array]  # per slow layer [2, B, K, S, h]
 
 
 class Controls(NamedTuple):
@@ -122,14 +123,14 @@ class Engine:
     ) -> tuple[mx.array, State]:
         """One frame for every row.
 
-        Returns int32 [B, 11] (semantic index, C meaning EOS, then ten codes) and the new state.
+        Returns uint32 [B, 11] (semantic index, C meaning EOS, then ten codes) and the new state.
         Greedy when `settings` and `uniforms` are None.
         """
         model, config = self.model, self.model.config
         normed = model.norm(state.hidden)
         logits = model.semantic_logits(normed)
         if settings is None or uniforms is None:
-            semantic = mx.argmax(logits, axis=-1).astype(mx.int32)
+            semantic = mx.argmax(logits, axis=-1)
         else:
             rescue = settings._replace(
                 top_p=mx.full(settings.top_p.shape, config.ras_top_p),
@@ -139,29 +140,29 @@ class Engine:
 
         # Positions 0 and 1 of the fast AR are both known now: one pass of length two.
         codes = [mx.minimum(semantic, config.codebook_size - 1)]
-        entry = normed if config.norm_fastlayer_input else state.hidden
-        x = mx.concatenate([model.fast_input(entry), model.embed_code(codes[0])], axis=1)
+        given = normed if config.norm_fastlayer_input else state.hidden
+        x = mx.concatenate([model.fast_input(given), model.embed_code(codes[0])], axis=1)
         first, caches = 0, None
         for book in range(1, config.num_codebooks):
             code_logits, caches = model.fast_pass(x, first, caches)
             first = book + 1
             if settings is None or uniforms is None:
-                code = mx.argmax(code_logits, axis=-1).astype(mx.int32)
+                code = mx.argmax(code_logits, axis=-1)
             else:
-                code = choose_code(code_logits, settings, uniforms[1][book - 1])
+                code = choose_code(code_logits, settings, entry(uniforms[1], book - 1))
             codes.append(code)
             if book + 1 < config.num_codebooks:
                 x = model.embed_code(code)
 
-        frame_codes = mx.stack(codes, axis=1)
+        emitted = _columns([semantic, *codes])
+        frame_codes = emitted[:, 1:]
         # A finished row of a batch steps on until it is replaced: it must not leave its cache.
-        slot = mx.minimum(state.slot, state.caches[0].shape[2] - 1)
+        slot = mx.minimum(state.slot, state.caches[0].shape[3] - 1)
         hidden, slow_caches = model.advance(
             model.embed_frame(semantic, frame_codes), slot, state.hole, state.caches
         )
-        emitted = mx.concatenate([semantic[:, None], frame_codes], axis=1)
         return emitted, State(
-            hidden=hidden[:, -1],
+            hidden=last_position(hidden),
             slot=state.slot + 1,
             hole=state.hole,
             recent=remember(state.recent, semantic, state.frame),
@@ -179,7 +180,10 @@ class Engine:
         semantic, codes = 2 * c.head_rows, (c.num_codebooks - 1) * c.codebook_size
         keys = mx.stack([seed, frame.astype(mx.uint32)], axis=1)
         drawn = mx.stack(
-            [mx.random.uniform(shape=(semantic + codes,), key=keys[b]) for b in range(len(seed))],
+            [
+                mx.random.uniform(shape=(semantic + codes,), key=entry(keys, b))
+                for b in range(len(seed))
+            ],
             axis=1,
         )
         return (
@@ -219,16 +223,16 @@ class Engine:
         hidden, caches = self.model.advance(x, slot, hole, caches)
         window = self.model.config.ras_window_size
         return State(
-            hidden=hidden[:, -1],
+            hidden=last_position(hidden),
             slot=mx.array([end], dtype=mx.int32),
             hole=hole,
-            recent=mx.full((1, window), -1, dtype=mx.int32),
+            recent=mx.full((1, window), NOTHING, dtype=mx.uint32),
             frame=mx.zeros((1,), dtype=mx.int32),
             caches=caches,
         )
 
     def _prefix_caches(self, prefix: npt.NDArray[np.int32]) -> list[mx.array]:
-        """KV of a voice's prefix, [1, 2 K, P, h] per layer, computed once per voice."""
+        """KV of a voice's prefix, [2, 1, K, P, h] per layer, computed once per voice."""
         key = prefix.tobytes()
         if key not in self._prefixes:
             caches = self.model.empty_caches(1, prefix.shape[1])
@@ -341,10 +345,15 @@ class _Batch:
         """The batch's state with `one` in place of a row. Empty rows are copies of it."""
         rows = len(self._rows)
         if self._state is None:
-            return _each(lambda a: mx.repeat(a, rows, axis=0), one)
-        slots = max(s.caches[0].shape[2] for s in (one, self._state))
+            return _each(lambda a, axis: mx.repeat(a, rows, axis=axis), one)
+        slots = max(s.caches[0].shape[3] for s in (one, self._state))
         own, one = (s._replace(caches=_grown(s.caches, slots)) for s in (self._state, one))
-        return _each(lambda old, new: mx.concatenate([old[:row], new, old[row + 1 :]]), own, one)
+
+        def put(old: mx.array, new: mx.array, axis: int) -> mx.array:
+            before, after = mx.split(old, [row], axis=axis)
+            return mx.concatenate([before, new, mx.split(after, [1], axis=axis)[1]], axis=axis)
+
+        return _each(put, own, one)
 
     def step(self) -> Iterator[Emission]:
         """Ask for the next frame of every row, then yield what the previous one brought."""
@@ -364,7 +373,7 @@ class _Batch:
         engine = self._engine
         highest = max(r.start + self._asked[i] for i, r in enumerate(self._rows) if r is not None)
         slots = engine._cache_length(highest + 1)
-        if slots > self._state.caches[0].shape[2]:
+        if slots > self._state.caches[0].shape[3]:
             self._state = self._state._replace(caches=_grown(self._state.caches, slots))
         state, self._state = self._state, None
         if self._greedy:
@@ -380,7 +389,7 @@ class _Batch:
         return emitted, [r if w else None for r, w in zip(self._rows, wanting, strict=True)]
 
     def _read(self, emitted: mx.array, rows: list[_Row | None]) -> Iterator[Emission]:
-        values = np.array(emitted)
+        values = np.array(emitted).astype(np.int32)
         eos = self._engine.model.config.codebook_size
         for i, row in enumerate(rows):
             if row is None or self._rows[i] is not row:
@@ -417,20 +426,30 @@ def _controls(requests: list[Request]) -> Controls:
     )
 
 
+def _columns(values: list[mx.array]) -> mx.array:
+    """Arrays [B] side by side, [B, n]: elementwise, so that it is one kernel and not n copies."""
+    place = places(len(values))
+    row = values[0][:, None]
+    for i, value in enumerate(values[1:], 1):
+        row = mx.where(place < i, row, value[:, None])
+    return row
+
+
 def _each(function: Callable[..., mx.array], *states: State) -> State:
-    """A state made field by field out of the same fields of `states`."""
+    """A state made field by field: `function` of the same field of each state and of the axis
+    that counts rows."""
     fields = {
-        name: function(*(getattr(s, name) for s in states))
+        name: function(*(getattr(s, name) for s in states), 0)
         for name in State._fields
         if name != "caches"
     }
     caches = zip(*(s.caches for s in states), strict=True)
-    return State(**fields, caches=[function(*layer) for layer in caches])
+    return State(**fields, caches=[function(*layer, 1) for layer in caches])
 
 
 def _grown(caches: list[mx.array], slots: int) -> list[mx.array]:
     """Caches with room for `slots`, new slots zero."""
-    more = slots - caches[0].shape[2]
+    more = slots - caches[0].shape[3]
     if more <= 0:
         return list(caches)
-    return [mx.pad(c, [(0, 0), (0, 0), (0, more), (0, 0)]) for c in caches]
+    return [mx.pad(c, [(0, 0), (0, 0), (0, 0), (0, more), (0, 0)]) for c in caches]

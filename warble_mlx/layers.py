@@ -3,16 +3,18 @@
 Shapes use B rows, T positions, H query heads, K key/value heads, h = head_dim, S cache slots.
 Every function takes and returns arrays only, so that whole steps can be traced once.
 
-Two exact rewritings of the reference keep the number of kernels per block low:
+Exact rewritings of the reference keep the number of kernels per block low:
 
-* queries, keys and values come out of one projection and are rotated by one elementwise
-  expression, in which value heads meet the identity (see `rotation_for`);
-* the bias of that projection is added inside the same expression.
+* queries, keys and values come out of one projection; its bias is added and RoPE applied in one
+  elementwise expression, in which value heads meet the identity (see `rotation_for`);
+* with one position, the query heads that share a key head are given to the attention kernel as
+  positions of that head (see `Attention.attend`).
 """
 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -25,20 +27,17 @@ from warble_mlx.errors import WarbleError
 def rope_table(length: int, head_dim: int, base: float) -> mx.array:
     """RoPE table, float32 [length, head_dim / 2, (cos, sin)], rounded to bfloat16.
 
-    Angle of position t and pair j: t * base ** (-2 j / head_dim), in float32. The reference
-    stores cosine and sine in bfloat16 and multiplies by those, whatever the model's dtype, so
-    the rounding is part of the model. Cosine and sine of the float32 angle are NumPy's, in
-    float64: then the values equal the reference's bit for bit. MLX's are float32 even of a
-    float64 argument, and after rounding one of 131,072 is off by a bfloat16 step.
+    Angle of position t and pair j: t * base ** (-2 j / head_dim). The reference stores cosine
+    and sine in bfloat16 and multiplies by those, whatever the model's dtype, so the rounding is
+    part of the model. To equal its table bit for bit, frequencies and angles are rounded to
+    float32 and the rest is done by NumPy in float64: MLX's functions are float32 even of a
+    float64 argument, and a last bit can flip a bfloat16 rounding.
     """
-    with mx.stream(mx.cpu):
-        pairs = mx.arange(0, head_dim, 2, dtype=mx.float32) / head_dim
-        frequencies = 1.0 / mx.power(mx.array(base, dtype=mx.float32), pairs)
-        angles = mx.arange(length, dtype=mx.float32)[:, None] * frequencies[None]
-        exact = np.array(angles).astype(np.float64)
-        values = np.stack([np.cos(exact), np.sin(exact)], axis=-1).astype(np.float32)
-        table = mx.array(values).astype(mx.bfloat16).astype(mx.float32)
-        mx.eval(table)
+    exponents = np.arange(0, head_dim, 2) / head_dim
+    frequencies = np.float32(1) / np.power(float(base), exponents).astype(np.float32)
+    angles = np.arange(length, dtype=np.float32)[:, None] * frequencies
+    exact = np.stack([np.cos(angles, dtype=np.float64), np.sin(angles, dtype=np.float64)], axis=-1)
+    table = mx.array(exact.astype(np.float32)).astype(mx.bfloat16).astype(mx.float32)
     check_rope_table(table)
     return table
 
@@ -60,21 +59,34 @@ def check_rope_table(table: mx.array) -> None:
             )
 
 
+@lru_cache(maxsize=64)
+def places(length: int) -> mx.array:
+    """0 … length - 1, int32. Kept, so that a traced step holds it as a constant."""
+    result = mx.arange(length)
+    mx.eval(result)
+    return result
+
+
+def entry(x: mx.array, index: int) -> mx.array:
+    """x[index] along the first axis as a view; indexing by a number would copy (a gather)."""
+    return x[index : index + 1].squeeze(0)
+
+
 def rotation_for(rows: mx.array, config: TransformerConfig) -> tuple[mx.array, mx.array]:
     """Turn RoPE table rows [..., h / 2, 2] into the two factors that `rotate` multiplies by.
 
     Returns two float32 arrays [..., H + 2 K, h / 2, 2] for the joint qkv projection: the factor
-    of a pair's first and of its second element. Value heads get the identity.
+    of a pair's first and of its second element. Value heads get the identity. Elementwise only,
+    so that it melts into the expression that uses it.
     """
-    cos, sin = rows[..., None, :, 0:1], rows[..., None, :, 1:2]
-    first = mx.concatenate([cos, sin], axis=-1)
-    second = mx.concatenate([-sin, cos], axis=-1)
-    heads = config.n_head + 2 * config.n_kv_head
-    turned = (mx.arange(heads) < config.n_head + config.n_kv_head)[:, None, None]
-    return (
-        mx.where(turned, first, mx.array([1.0, 0.0])),
-        mx.where(turned, second, mx.array([0.0, 1.0])),
-    )
+    first = rows[..., None, :, :]
+    cos, sin = first[..., 0:1], first[..., 1:2]
+    lane = places(2)
+    second = mx.where(lane == 0, -sin, cos)
+    heads = places(config.n_head + 2 * config.n_kv_head)
+    turned = (heads < config.n_head + config.n_kv_head)[:, None, None]
+    one, other = (lane == 0).astype(mx.float32), (lane == 1).astype(mx.float32)
+    return mx.where(turned, first, one), mx.where(turned, second, other)
 
 
 def rotate(x: mx.array, factors: tuple[mx.array, mx.array]) -> mx.array:
@@ -116,38 +128,47 @@ class Attention(nn.Module):
             self.q_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
             self.k_norm = nn.RMSNorm(config.head_dim, eps=config.norm_eps)
 
-    def queries_and_kv(
-        self, x: mx.array, factors: tuple[mx.array, mx.array]
-    ) -> tuple[mx.array, mx.array]:
-        """Rotated queries [B, H, T, h], and keys above values [B, 2 K, T, h], of x [B, T, D]."""
+    def heads(self, x: mx.array, factors: tuple[mx.array, mx.array]) -> mx.array:
+        """Queries, keys and values of x [B, T, D], rotated: [B, T, H + 2 K, h / 2, 2]."""
         c = self.config
-        rows, length, _ = x.shape
-        qkv = project(self.wqkv, x)
+        shape = (c.n_head + 2 * c.n_kv_head, c.head_dim // 2, 2)
+        pairs = project(self.wqkv, x).reshape(*x.shape[:2], *shape)
         if "bias" in self.wqkv:
-            qkv = qkv + self.wqkv["bias"]
-        heads = qkv.reshape(rows, length, c.n_head + 2 * c.n_kv_head, c.head_dim)
+            pairs = pairs + self.wqkv["bias"].reshape(shape)
         if c.qk_norm:
+            heads = pairs.reshape(*x.shape[:2], shape[0], c.head_dim)
             q, k, v = mx.split(heads, [c.n_head, c.n_head + c.n_kv_head], axis=2)
             heads = mx.concatenate([self.q_norm(q), self.k_norm(k), v], axis=2)
-        pairs = heads.reshape(*heads.shape[:-1], c.head_dim // 2, 2)
-        heads = rotate(pairs, factors).reshape(heads.shape).swapaxes(1, 2)
-        return heads[:, : c.n_head], heads[:, c.n_head :]
+            pairs = heads.reshape(pairs.shape)
+        return rotate(pairs, factors)
 
-    def attend(self, q: mx.array, kv: mx.array, mask: mx.array | None) -> mx.array:
-        """Attention of q [B, H, T, h] over kv [B, 2 K, S, h], then the output projection.
+    def split(self, pairs: mx.array) -> tuple[mx.array, mx.array]:
+        """Queries [B, H, T, h], and keys above values [2, B, K, T, h], of what `heads` returns."""
+        c = self.config
+        rows, length = pairs.shape[:2]
+        q = pairs[:, :, : c.n_head].reshape(rows, length, c.n_head, c.head_dim)
+        kv = pairs[:, :, c.n_head :].reshape(rows, length, 2, c.n_kv_head, c.head_dim)
+        return q.swapaxes(1, 2), kv.transpose(2, 0, 3, 1, 4)
 
-        `mask` broadcasts to [B, H, T, S], True = attend; every query must see a key. [B, T, D].
+    def attend(self, q: mx.array, kv: mx.array, mask: mx.array | str | None) -> mx.array:
+        """Attention of q [B, H, T, h] over kv [2, B, K, S, h], and the output projection.
+
+        `mask`: None, "causal", or an array that broadcasts to [B, 1, T, S], bool (True = attend)
+        or added to the scores; every query must see a key. Returns [B, T, D].
+
+        With T = 1 the H / K query heads that share a key head become its positions: the same
+        sums, and a shape for which MLX has a masked kernel on every backend.
         """
         c = self.config
-        out = mx.fast.scaled_dot_product_attention(
-            q,
-            kv[:, : c.n_kv_head],
-            kv[:, c.n_kv_head :],
-            scale=1 / math.sqrt(c.head_dim),
-            mask=mask,
-        )
         rows, _, length, _ = q.shape
-        out = project(self.wo, out.swapaxes(1, 2).reshape(rows, length, -1))
+        if length == 1:
+            q = q.reshape(rows, c.n_kv_head, c.n_head // c.n_kv_head, c.head_dim)
+        out = mx.fast.scaled_dot_product_attention(
+            q, entry(kv, 0), entry(kv, 1), scale=1 / math.sqrt(c.head_dim), mask=mask
+        )
+        if length > 1:
+            out = out.swapaxes(1, 2)
+        out = project(self.wo, out.reshape(rows, length, -1))
         return out + self.wo["bias"] if "bias" in self.wo else out
 
 

@@ -19,7 +19,10 @@ from typing import NamedTuple
 
 import mlx.core as mx
 
+from warble_mlx.layers import places
+
 MIN_TEMPERATURE = 1e-5
+NOTHING = 2**32 - 1  # in the repetition window: no index
 
 
 class Settings(NamedTuple):
@@ -47,13 +50,13 @@ def rank(scores: mx.array) -> Ranking:
 
 def kept(ranking: Ranking, top_k: mx.array, top_p: mx.array) -> mx.array:
     """Which ranks survive the filter, bool [..., V]; settings broadcast to [...]."""
-    place = mx.arange(ranking.order.shape[-1])
+    place = places(ranking.order.shape[-1])
     within = (ranking.mass <= top_p[..., None]) & (place < top_k[..., None])
     return within | (place == 0)
 
 
 def race(ranking: Ranking, settings: Settings, uniforms: mx.array) -> mx.array:
-    """Draw one index [...] per row; `uniforms` [..., V] is by index, not by rank.
+    """Draw one index, uint32 [...], per row; `uniforms` [..., V] is by index, not by rank.
 
     Settings and uniforms may have leading dimensions that the ranking lacks (several draws).
     """
@@ -62,12 +65,13 @@ def race(ranking: Ranking, settings: Settings, uniforms: mx.array) -> mx.array:
     tempered = mx.where(keep, ranking.scores / temperature, -mx.inf)
     order = mx.broadcast_to(ranking.order, uniforms.shape)
     waiting = -mx.log(mx.take_along_axis(uniforms, order, axis=-1))
-    winner = mx.argmax(mx.softmax(tempered, axis=-1) / waiting, axis=-1, keepdims=True)
-    return mx.take_along_axis(order, winner, axis=-1)[..., 0].astype(mx.int32)
+    # The logarithm of p / waiting without the softmax's denominator, which is the same for all.
+    winner = mx.argmax(tempered - mx.log(waiting), axis=-1, keepdims=True)
+    return mx.take_along_axis(order, winner, axis=-1).squeeze(-1)
 
 
 def choose_code(logits: mx.array, settings: Settings, uniforms: mx.array) -> mx.array:
-    """A code of books 1..9, int32 [B], from logits and uniforms [B, C]."""
+    """A code of books 1..9, uint32 [B], from logits and uniforms [B, C]."""
     return race(rank(logits), settings, uniforms)
 
 
@@ -78,10 +82,10 @@ def choose_semantic(
     uniforms: mx.array,
     recent: mx.array,
 ) -> mx.array:
-    """The semantic index, int32 [B], 0..C - 1 or C for EOS.
+    """The semantic index, uint32 [B], 0..C - 1 or C for EOS.
 
     logits [B, C + 1]; uniforms [2, B, C + 1], the regular and the rescue draw, both always
-    consumed; recent [B, W] int32, the window of emitted indices (-1 matches nothing). EOS is
+    consumed; recent [B, W] uint32, the window of emitted indices (NOTHING matches none). EOS is
     never rescued.
     """
     both = Settings(*(mx.stack(list(pair)) for pair in zip(settings, rescue, strict=True)))

@@ -44,6 +44,11 @@ class Codec:
         self._weights = weights
         self.unread = set(weights)  # tensors that no pass has asked for yet
 
+    @property
+    def can_encode(self) -> bool:
+        """Whether the encoding half is there."""
+        return "encoder.block.0.conv.weight" in self._weights
+
     def __getitem__(self, name: str) -> Tensor:
         self.unread.discard(name)
         return self._weights[name]

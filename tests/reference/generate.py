@@ -124,16 +124,18 @@ def generate(
     trace: Trace | None = None,
     advance: Advance | None = None,
     ignore_eos: bool = False,
+    room: int | None = None,
 ) -> Result:
     """Frames for prompts [B, 11, T] with mask [B, T], greedy unless `settings` are given.
 
     Without `noise` the numbers come from torch's generator. `advance` replaces the slow step of
-    single positions. With `ignore_eos` every row gets max_frames frames, whatever they hold.
+    single positions. With `ignore_eos` every row gets max_frames frames, whatever they hold. `room`
+    is the number of cache slots kept for frames, by default as many as are wanted.
     """
     c, rows = model.config, columns.shape[0]
     max_frames = min(max_frames, c.max_seq_len - columns.shape[2])
     step = model.advance if advance is None else advance
-    state = prefill(model, columns, mask, max_frames)
+    state = prefill(model, columns, mask, max_frames if room is None else room)
     hidden, recent = state.hidden, empty_window(model, rows)
     fast_caches = model.fast_caches(rows)
     finished = torch.zeros(rows, dtype=torch.bool, device=columns.device)

@@ -45,7 +45,8 @@ def frame_reads(model: DualAR, slots: int, dtype: mx.Dtype, rows: int = 1) -> di
     passes = c.num_codebooks - 1
     small = _small(model.layers) + _nbytes(model.norm)
     small += passes * (_small(model.fast_layers) + _nbytes(model.fast_norm))
-    small += rows * passes * c.n_fast_layer * _kv_bytes(fast, c.num_codebooks, dtype)
+    seen = sum(range(2, c.num_codebooks + 1))  # keys of all passes; the first has two
+    small += rows * c.n_fast_layer * _kv_bytes(fast, seen, dtype)
     small += rows * (
         c.num_codebooks * _row_bytes(model.codebook_embeddings.weight)
         + passes * _row_bytes(model.fast_embeddings.weight)
@@ -108,7 +109,8 @@ def _row_bytes(table: mx.array) -> int:
 
 
 def _nbytes(module: nn.Module) -> int:
-    return sum(value.nbytes for _, value in tree_flatten(module.parameters()))
+    values = dict(tree_flatten(module.parameters())).values()
+    return sum(value.nbytes for value in values)
 
 
 def _linears(blocks: Iterable[Block]) -> int:

@@ -19,6 +19,7 @@ from contextlib import contextmanager
 
 import mlx.core as mx
 import msgspec
+import numpy as np
 
 from warble_mlx.engine import Engine, Request, State, _controls
 
@@ -84,17 +85,24 @@ def without_fusion() -> Iterator[None]:
         mx.enable_compile()
 
 
-def step_primitives(engine: Engine, request: Request) -> Primitives:
-    """Primitives of a frame step as `engine` dispatches it, one row."""
-    state = engine.prefill(request.prompt)
-    mx.eval(state)
-    # The loop's own functions: a rewritten step cannot be timed one way and counted another.
+def step_outputs(engine: Engine, state: State, request: Request) -> list[mx.array]:
+    """What a frame step after `state` returns, unevaluated; one row.
+
+    The loop's own functions: a rewritten step cannot be timed one way and counted another.
+    """
     if request.sampling.greedy:
         emitted, after = engine._greedy_step(state)
     else:
         emitted, after = engine._sampled_step(state, *_controls([request]))
     new = State(*after)
-    return primitives([emitted, *new[:-1], *new.caches])
+    return [emitted, *new[:-1], *new.caches]
+
+
+def step_primitives(engine: Engine, request: Request) -> Primitives:
+    """Primitives of a frame step as `engine` dispatches it, one row."""
+    state = engine.prefill(request.prompt)
+    mx.eval(state)
+    return primitives(step_outputs(engine, state, request))
 
 
 def unfused_primitives(engine: Engine, request: Request) -> Primitives:
@@ -105,5 +113,5 @@ def unfused_primitives(engine: Engine, request: Request) -> Primitives:
 
 def cache_slots(engine: Engine, request: Request) -> int:
     """Length of the KV cache that the last frame of `request` attends over."""
-    start = int(engine.prefill(request.prompt).slot.item())
-    return engine._cache_length(start + request.max_frames)
+    begin = np.array(engine.prefill(request.prompt).slot)
+    return engine._cache_length(int(begin[0]) + request.max_frames)

@@ -9,7 +9,7 @@ import mlx.core as mx
 import msgspec
 
 ROUNDS = 5
-BYTES = {"gpu": 512 * 2**20, "cpu": 128 * 2**20}  # far beyond any cache
+BYTES = {"gpu": 256 * 2**20, "cpu": 128 * 2**20}  # far beyond any cache
 SIDE = {"gpu": 4096, "cpu": 1024}  # of the square matrix product
 CHAIN = (256, 1024)  # lengths of the two dependent chains
 WIDTH = 32  # of the rows in a chain
@@ -29,14 +29,17 @@ class Hardware(msgspec.Struct, frozen=True):
         return max(self.copy_gbs, self.read_gbs)
 
 
-def measure_hardware(dtype: mx.Dtype) -> Hardware:
-    """Measure all four; takes a second or two, and twice `BYTES` of memory."""
+def measure_hardware(dtype: mx.Dtype, *, compiled: bool) -> Hardware:
+    """Measure all four; takes a second or two, and twice `BYTES` of memory.
+
+    compiled: whether dispatches are replayed from a traced graph or built anew by Python.
+    """
     kind = "cpu" if mx.default_device().type == mx.DeviceType.cpu else "gpu"
     return Hardware(
         copy_gbs=copy_bandwidth(BYTES[kind]) / 1e9,
         read_gbs=read_bandwidth(BYTES[kind], dtype) / 1e9,
         gmacs=throughput(SIDE[kind], dtype) / 1e9,
-        launch_us=launch_seconds() * 1e6,
+        launch_us=launch_seconds(compiled=compiled) * 1e6,
     )
 
 
@@ -64,19 +67,18 @@ def throughput(side: int, dtype: mx.Dtype) -> float:
     return float(side) ** 3 / best_seconds(lambda: a @ b.T, repeat=4)
 
 
-def launch_seconds() -> float:
+def launch_seconds(*, compiled: bool) -> float:
     """Seconds per primitive of a long chain of tiny dependent ones.
 
     Softmax is one primitive that is never fused. The difference of two lengths leaves out what
-    an evaluation costs once. The chain is compiled, as the frame step is: it is replayed without
-    running Python per primitive.
+    an evaluation costs once. A compiled chain is replayed without running Python per primitive,
+    as a compiled frame step is.
     """
-    short, long = (best_seconds(_chain(length), repeat=2) for length in CHAIN)
+    short, long = (best_seconds(_chain(length, compiled), repeat=2) for length in CHAIN)
     return max(long - short, 0.0) / (CHAIN[1] - CHAIN[0])
 
 
-def _chain(length: int) -> Callable[[], mx.array]:
-    @mx.compile
+def _chain(length: int, compiled: bool) -> Callable[[], mx.array]:
     def run(x: mx.array) -> mx.array:
         for _ in range(length):
             x = mx.softmax(x, axis=-1)
@@ -84,7 +86,8 @@ def _chain(length: int) -> Callable[[], mx.array]:
 
     start = mx.zeros((1, WIDTH))
     mx.eval(start)
-    return lambda: run(start)
+    chain = mx.compile(run) if compiled else run
+    return lambda: chain(start)
 
 
 def best_seconds(build: Callable[[], mx.array], repeat: int) -> float:

@@ -22,7 +22,7 @@ from mlx.utils import tree_flatten, tree_unflatten
 from warble_mlx.codec import CodecDecoder
 from warble_mlx.config import ModelConfig
 from warble_mlx.dual_ar import DualAR
-from warble_mlx.quant.policy import packing, plan
+from warble_mlx.quant.policy import Packing, plan
 
 Size = Literal["full", "tiny"]
 
@@ -87,7 +87,7 @@ def random_dual_ar(config: ModelConfig, seed: int = SEED) -> DualAR:
     model = DualAR(config)
     keys = _keys(seed)
     weights = []
-    for name, value in tree_flatten(model.parameters()):
+    for name, value in _parameters(model):
         key = next(keys)
         if name.endswith("embeddings.weight"):
             weight = TABLE_SCALE * mx.random.normal(value.shape, key=key)
@@ -106,7 +106,7 @@ def random_dual_ar(config: ModelConfig, seed: int = SEED) -> DualAR:
     return model
 
 
-def quantize_blocks(model: DualAR, bits: int) -> None:
+def quantize_blocks(model: DualAR, default: Packing) -> None:
     """Pack the transformer blocks' Linears in place, by the policy that bundles are packed by."""
     linears = {
         path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)
@@ -114,7 +114,7 @@ def quantize_blocks(model: DualAR, bits: int) -> None:
     # The policy speaks the checkpoint's names; here w1 and w3 are one matrix.
     stored = {path: path.replace(".w13", ".w1") for path in linears}
     shapes = {stored[path]: tuple(module.weight.shape) for path, module in linears.items()}
-    packings = plan(shapes, packing(bits))
+    packings = plan(shapes, default)
 
     def chosen(path: str, _: nn.Module) -> bool | dict[str, object]:
         own = packings.get(stored.get(path, ""))
@@ -123,16 +123,17 @@ def quantize_blocks(model: DualAR, bits: int) -> None:
     nn.quantize(model, class_predicate=chosen)
 
 
-def dequantize(model: DualAR) -> None:
-    """Unpack every packed Linear in place, as the runtime does on a CPU."""
+def dequantize(model: DualAR, dtype: mx.Dtype) -> None:
+    """Unpack every packed Linear in place to `dtype`, as the runtime does on a CPU."""
     linears = []
     for path, module in model.named_modules():
         if not isinstance(module, nn.QuantizedLinear):
             continue
+        biases = module.get("biases")
         weight = mx.dequantize(
             module["weight"],
-            module["scales"],
-            module.get("biases"),
+            module["scales"].astype(dtype),  # or the result would be rounded to bfloat16 first
+            None if biases is None else biases.astype(dtype),
             group_size=module.group_size,
             bits=module.bits,
             mode=module.mode,
@@ -149,22 +150,33 @@ def cast(model: DualAR, dtype: mx.Dtype) -> None:
     """Give everything but the embedding tables the dtype of activations, as loading does."""
     weights = [
         (name, value.astype(dtype))
-        for name, value in tree_flatten(model.parameters())
+        for name, value in _parameters(model)
         if mx.issubdtype(value.dtype, mx.floating) and not name.endswith("embeddings.weight")
     ]
     model.load_weights(weights, strict=False)  # the tables are left out on purpose
 
 
-def runnable(config: ModelConfig, dtype: mx.Dtype, bits: int, *, packed: bool) -> DualAR:
-    """A random model ready for `Engine`: 16 bits, or quantised to 4 or 8.
+def layout(config: ModelConfig, default: Packing | None) -> DualAR:
+    """A model as a bundle stores it, to count bytes on: nothing of it is ever computed."""
+    model = DualAR(config)
+    model.set_dtype(mx.bfloat16)
+    if default is not None:
+        quantize_blocks(model, default)
+    return model
+
+
+def runnable(
+    config: ModelConfig, dtype: mx.Dtype, default: Packing | None = None, *, packed: bool = True
+) -> DualAR:
+    """A random model ready for `Engine`, in 16 bits or quantised.
 
     packed: keep quantised weights packed (GPU) or unpack them (CPU), as the runtime does.
     """
     model = random_dual_ar(config)
-    if bits < 16:
-        quantize_blocks(model, bits)
+    if default is not None:
+        quantize_blocks(model, default)
         if not packed:
-            dequantize(model)
+            dequantize(model, dtype)
     cast(model, dtype)
     mx.eval(model.parameters())
     model.prepare(dtype)
@@ -176,7 +188,7 @@ def random_codec(config: ModelConfig, seed: int = SEED) -> CodecDecoder:
     decoder = CodecDecoder(config)
     keys = _keys(seed + 1)
     weights = []
-    for name, value in tree_flatten(decoder.parameters()):
+    for name, value in _parameters(decoder):
         key = next(keys)
         if name.endswith("bias"):
             value = mx.zeros(value.shape)
@@ -187,6 +199,12 @@ def random_codec(config: ModelConfig, seed: int = SEED) -> CodecDecoder:
     decoder.load_weights(weights)
     mx.eval(decoder.parameters())
     return decoder
+
+
+def _parameters(module: nn.Module) -> list[tuple[str, mx.array]]:
+    found = tree_flatten(module.parameters())
+    assert isinstance(found, list)  # it is a dictionary only when asked for one
+    return found
 
 
 def _keys(seed: int) -> Iterator[mx.array]:

@@ -13,9 +13,14 @@ import mlx.nn as nn
 
 from warble_mlx.codec.carry import Carry
 
-# Some Apple GPUs compute wrong values for convolutions with more outputs than this along time.
-# Chunks are chosen to stay below it, and what is longer all the same is cut here.
+# Some Apple GPUs compute wrong values for convolutions with more outputs than this. Chunks are
+# chosen to stay below it, and what is longer all the same is cut here.
 MAX_CONV_OUTPUTS = 32768
+
+# Frames per chunk of whole clips: 12 of 2,048 samples and their context stay below that limit.
+# CPU time per frame is flat from 8 upwards (4: an eighth more with the full codec, a quarter with
+# a small one), memory grows by 20 MB per frame with the full codec.
+MOST_CHUNK_FRAMES = 12
 
 # sin(pi r) / r as a polynomial in r ** 2 for |r| <= 1/2: Chebyshev fit of degree 4. The square of
 # the sine is off by at most 1.4e-8, below float32's own rounding.
@@ -25,6 +30,11 @@ _SINE = (3.14159264, -5.16771008, 2.55007753, -0.5982913, 0.07765766)
 def on_cpu() -> bool:
     """Whether operations run on MLX's CPU backend by default."""
     return bool(mx.default_device().type == mx.DeviceType.cpu)
+
+
+def chunk_frames_for(samples_per_frame: int) -> int:
+    """Frames per chunk for whole clips; `samples_per_frame` counts all rows of the batch."""
+    return max(1, min(MOST_CHUNK_FRAMES, (MAX_CONV_OUTPUTS - 1) // samples_per_frame))
 
 
 def convolve(

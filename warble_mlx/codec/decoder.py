@@ -10,14 +10,16 @@ import mlx.core as mx
 import mlx.nn as nn
 
 from warble_mlx.codec.carry import Carry, State
-from warble_mlx.codec.convolution import CausalConv, CausalTransposedConv, ResidualUnit, Snake
+from warble_mlx.codec.convolution import (
+    CausalConv,
+    CausalTransposedConv,
+    ResidualUnit,
+    Snake,
+    chunk_frames_for,
+)
 from warble_mlx.codec.quantizer import DequantizingHalf
 from warble_mlx.config import DECODER_STRIDES, NUM_CODEBOOKS, ModelConfig
 from warble_mlx.errors import WarbleError
-
-# Frames of all rows together in one step of whole decoding. 15 frames of 2,048 samples are the
-# most that no axis passes 32,768 with (see convolution.MAX_CONV_OUTPUTS).
-CHUNK_FRAMES = 12
 
 
 class DecoderBlock(nn.Module):
@@ -99,7 +101,7 @@ class CodecDecoder(nn.Module):
         check_codes(codes)
         rows, _, length = codes.shape
         if chunk_frames is None:
-            chunk_frames = max(1, CHUNK_FRAMES // max(1, rows))
+            chunk_frames = chunk_frames_for(rows * self.frame_size)
         if chunk_frames < 1:
             raise WarbleError(f"chunk_frames is {chunk_frames}; it must be 1 or more")
         if rows == 0 or length == 0:

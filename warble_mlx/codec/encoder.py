@@ -13,14 +13,11 @@ import mlx.nn as nn
 import numpy as np
 
 from warble_mlx.codec.carry import Carry, State
-from warble_mlx.codec.convolution import CausalConv, ResidualUnit, Snake
+from warble_mlx.codec.convolution import CausalConv, ResidualUnit, Snake, chunk_frames_for
 from warble_mlx.codec.quantizer import DequantizingHalf, QuantizingHalf
 from warble_mlx.codec.transformer import WindowTransformer
 from warble_mlx.config import ENCODER_STRIDES, ModelConfig
 from warble_mlx.errors import WarbleError
-
-# Frames of all rows together in one chunk; limited as decoder.CHUNK_FRAMES is.
-CHUNK_FRAMES = 12
 
 PADDING_CODE = -1
 
@@ -97,7 +94,7 @@ class CodecEncoder(nn.Module):
         padded = _silent_after(samples, lengths, total * self.frame_size)
         padded = padded.astype(self.encoder.block[0].conv.weight.dtype)
         if chunk_frames is None:
-            chunk_frames = max(1, CHUNK_FRAMES // rows)
+            chunk_frames = chunk_frames_for(rows * self.frame_size)
         state: State | None = None
         pieces = []
         for first in range(0, total, chunk_frames):

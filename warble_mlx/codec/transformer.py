@@ -57,10 +57,11 @@ class ScaledBlock(Block):
         past: int,
         carry: Carry,
     ) -> mx.array:
-        """[B, T, D] to [B, T, D]; carries the last `past` keys and values, [B, 2 K, past, h]."""
-        q, kv = self.attention.queries_and_kv(self.attention_norm(x), factors)
-        kv = carry.extend(kv, past, axis=2)
-        x = x + self.attention_layer_scale(self.attention.attend(q, kv, mask))
+        """[B, T, D] to [B, T, D]; carries the last `past` keys and values, [2, B, K, past, h]."""
+        attention = self.attention
+        q, kv = attention.split(attention.heads(self.attention_norm(x), factors))
+        kv = carry.extend(kv, past, axis=3)
+        x = x + self.attention_layer_scale(attention.attend(q, kv, mask))
         return x + self.ffn_layer_scale(self.feed_forward(self.ffn_norm(x)))
 
 

@@ -1,0 +1,86 @@
+"""`warble verify`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from warble_mlx.cli_base import debug_option, emit, offline_option, option, say_so
+from warble_mlx.errors import WarbleError
+
+STDOUT = "-"
+FAILED_STATUS = 1
+
+
+@click.command()
+@click.argument("bundle")
+@option(
+    "--against",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="DUMP",
+    help="What another engine computed from the bundle's source.",
+)
+@option(
+    "--json",
+    "json_out",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=str),
+    metavar="OUT",
+    help="Write the report as JSON; - is stdout, instead of the text.",
+)
+@offline_option
+@debug_option
+@click.pass_context
+def verify(
+    ctx: click.Context, bundle: str, against: Path | None, json_out: str | None, offline: bool
+) -> None:
+    """Show whether BUNDLE, a folder or hub id, is the same model as its source.
+
+    \b
+      warble verify ./out                                   does it agree with itself?
+      warble verify ./out --against source.safetensors      is it the same model?
+
+    A dump is written by the reference engine or by an adapter for the published code, both in the
+    folder tests/reference of the source tree. From RoPE tables to the waveform each part is held
+    against it, with its own tolerance; codes must be equal. A code that differs only because two
+    scores are closer than 1e-4 is counted as a tie. The exit status is 0 if everything passed, 1 if
+    not.
+    """
+    # Read by MLX's CUDA backend when it starts: float32 has to mean float32 here.
+    os.environ.setdefault("MLX_ENABLE_TF32", "0")
+    from warble_mlx.backend import prepare
+
+    prepare()
+    from warble_mlx.hub import resolve
+    from warble_mlx.verify.climb import format_outcome, report_json
+    from warble_mlx.verify.climb import verify as climb
+
+    text = json_out != STDOUT
+    folder = resolve(bundle, offline=offline)
+    found = climb(
+        folder,
+        against,
+        progress=lambda outcome: emit(format_outcome(outcome) + "\n") if text else None,
+    )
+    if text:
+        tf32 = "TF32 on" if found.tf32 else "no TF32"
+        say_so(f"{found.device}, {found.dtype}, {tf32}, limits for {found.limits}")
+        emit(found.verdict + "\n")
+    if json_out == STDOUT:
+        emit(report_json(found))
+    elif json_out:
+        write(Path(json_out), report_json(found))
+    if not found.passed:
+        ctx.exit(FAILED_STATUS)
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file that appears whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise WarbleError(f"{path} cannot be written: {error.strerror}") from error
