@@ -71,6 +71,7 @@ class _Reader:
 
         tensor = self.tensor.detach().contiguous()
         if tensor.dtype == torch.bfloat16:
-            return tensor.view(torch.int16).numpy().view(np.uint16)
+            bits: Array = tensor.view(torch.int16).numpy().view(np.uint16)
+            return bits
         values: Array = tensor.numpy()
         return values

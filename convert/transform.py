@@ -22,7 +22,8 @@ def fold_weight_norm(
     squares = np.einsum("ijk,ijk->i", direction, direction, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         scale = magnitude / np.sqrt(squares)[:, None, None]
-        return direction * scale.astype(np.float32)
+        folded: npt.NDArray[np.float32] = direction * scale.astype(np.float32)
+        return folded
 
 
 def bundle_values(

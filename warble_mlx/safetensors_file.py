@@ -213,7 +213,8 @@ def from_float32(values: npt.NDArray[np.float32], dtype: str) -> Array:
         half = ((bits >> 16) & np.uint32(1)) + np.uint32(0x7FFF)
         half += bits
         half >>= 16
-        return half.astype(np.uint16)
+        rounded: Array = half.astype(np.uint16)
+        return rounded
     with np.errstate(over="ignore"):
         return values.astype(_DTYPES[dtype], copy=False)
 

@@ -42,10 +42,15 @@ class Ranking(NamedTuple):
 
 
 def rank(scores: mx.array) -> Ranking:
-    """Sort scores, float32 [..., V], in descending order (equal scores by index)."""
-    order = mx.argsort(-scores, axis=-1)
-    ordered = mx.take_along_axis(scores, order, axis=-1)
-    return Ranking(order, ordered, mx.cumsum(mx.softmax(ordered, axis=-1), axis=-1))
+    """Sort scores, float32 [..., V], in descending order (equal scores by index).
+
+    Written so that all but sort, gather and sum melts into the expressions around it.
+    """
+    below = -scores
+    order = mx.argsort(below, axis=-1)
+    below = mx.take_along_axis(below, order, axis=-1)
+    running = mx.cumsum(mx.exp(below[..., :1] - below), axis=-1)
+    return Ranking(order, -below, running / running[..., -1:])
 
 
 def kept(ranking: Ranking, top_k: mx.array, top_p: mx.array) -> mx.array:

@@ -99,7 +99,10 @@ def step_outputs(engine: Engine, state: State, request: Request) -> list[mx.arra
 
 
 def step_primitives(engine: Engine, request: Request) -> Primitives:
-    """Primitives of a frame step as `engine` dispatches it, one row."""
+    """Primitives of a frame step as `engine` dispatches it.
+
+    One row; more rows take the same ones and each a few more for its random numbers.
+    """
     state = engine.prefill(request.prompt)
     mx.eval(state)
     return primitives(step_outputs(engine, state, request))
