@@ -18,8 +18,9 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from warble_mlx import cuda_kernels
 from warble_mlx.config import ModelConfig
-from warble_mlx.layers import Block, places, project, rope_table, rotation_for
+from warble_mlx.layers import Block, add_norm, places, project, rope_table, rotation_for
 
 
 class Columns(nn.Module):
@@ -105,21 +106,34 @@ class DualAR(nn.Module):
         slots = caches[0].shape[3]
         query = slot[:, None] + places(length)
         factors = rotation_for(self._slow_rope[self._positions(query, hole)], self.config.slow)
-        mask = self._mask(query, hole, slots, x.dtype)
+        in_one_kernel = length == 1 and cuda_kernels.can_attend(self.config.slow)
+        mask = None if in_one_kernel else self._mask(query, hole, slots, x.dtype)
         written = self._cache_rows(rows, slots)[..., None] + query[:, None]
         written = written.reshape(-1)
         updated = []
-        for block, cache in zip(self.layers, caches, strict=True):
+        normed = self.layers[0].attention_norm(x)
+        following = [block.attention_norm for block in self.layers[1:]]
+        for block, cache, norm in zip(self.layers, caches, [*following, None], strict=True):
             attention = block.attention
-            q, kv = attention.split(attention.heads(block.attention_norm(x), factors))
+            pairs = attention.heads(normed, factors)
+            q, kv = attention.split(pairs)
             # A new handle: assignment to it leaves the caller's cache alone. The memory is
             # still written in place once nobody else holds the old array.
             flat = cache.reshape(-1, cache.shape[-1])[...]
             flat[written] = kv.reshape(-1, cache.shape[-1])
             cache = flat.reshape(cache.shape)
             updated.append(cache)
-            x = x + attention.attend(q, cache, mask)
-            x = x + block.feed_forward(block.ffn_norm(x))
+            if in_one_kernel:
+                found = cuda_kernels.attend_cached(pairs, cache, slot, hole, self.config.slow)
+                attended = attention.project_out(found)
+            else:
+                attended = attention.attend(q, cache, mask)
+            x, normed = add_norm(x, attended, block.ffn_norm)
+            fed = block.feed_forward(normed)
+            if norm is None:
+                x = x + fed
+            else:
+                x, normed = add_norm(x, fed, norm)
         return x, updated
 
     def _positions(self, query: mx.array, hole: mx.array) -> mx.array:
@@ -180,9 +194,13 @@ class DualAR(nn.Module):
         even, odd = self._fast_rotation
         factors = (even[first:last], odd[first:last])
         updated = []
-        for i, block in enumerate(self.fast_layers):
+        normed = self.fast_layers[0].attention_norm(x)
+        following = [block.attention_norm for block in self.fast_layers[1:]]
+        for i, (block, norm) in enumerate(
+            zip(self.fast_layers, [*following, self.fast_norm], strict=True)
+        ):
             attention = block.attention
-            new = attention.heads(block.attention_norm(x), factors)
+            new = attention.heads(normed, factors)
             if caches is None:
                 # Slots that are not filled yet hold copies of the last one; nobody reads them.
                 filled = mx.minimum(places(self.config.num_codebooks), length - 1)
@@ -192,9 +210,10 @@ class DualAR(nn.Module):
             updated.append(cache)
             q, kv = attention.split(cache[:, :last])
             mask = "causal" if length > 1 else None
-            x = x + attention.attend(q[:, :, first:], kv, mask)
-            x = x + block.feed_forward(block.ffn_norm(x))
-        logits = project(self.fast_output, self.fast_norm(last_position(x)))
+            attended = attention.attend(q[:, :, first:], kv, mask)
+            x, normed = add_norm(x, attended, block.ffn_norm)
+            x, normed = add_norm(x, block.feed_forward(normed), norm)
+        logits = project(self.fast_output, last_position(normed))
         return logits.astype(mx.float32), updated
 
 

@@ -20,6 +20,7 @@ import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
 
+from warble_mlx import cuda_kernels
 from warble_mlx.config import TransformerConfig
 from warble_mlx.errors import WarbleError
 
@@ -116,6 +117,14 @@ def project(linear: nn.Module, x: mx.array) -> mx.array:
     )
 
 
+def add_norm(x: mx.array, y: mx.array, norm: nn.Module) -> tuple[mx.array, mx.array]:
+    """The residual sum x + y and its RMSNorm, both [..., D]."""
+    if cuda_kernels.available():
+        return cuda_kernels.add_norm(x, y, norm["weight"], norm.eps)
+    total = x + y
+    return total, norm(total)
+
+
 class Attention(nn.Module):
     """Causal grouped-query attention over a cache that the caller owns."""
 
@@ -150,6 +159,11 @@ class Attention(nn.Module):
         kv = pairs[:, :, c.n_head :].reshape(rows, length, 2, c.n_kv_head, c.head_dim)
         return q.swapaxes(1, 2), kv.transpose(2, 0, 3, 1, 4)
 
+    def project_out(self, out: mx.array) -> mx.array:
+        """What the heads found, [B, T, H * h], to [B, T, D]."""
+        out = project(self.wo, out)
+        return out + self.wo["bias"] if "bias" in self.wo else out
+
     def attend(self, q: mx.array, kv: mx.array, mask: mx.array | str | None) -> mx.array:
         """Attention of q [B, H, T, h] over kv [2, B, K, S, h], and the output projection.
 
@@ -168,8 +182,7 @@ class Attention(nn.Module):
         )
         if length > 1:
             out = out.swapaxes(1, 2)
-        out = project(self.wo, out.reshape(rows, length, -1))
-        return out + self.wo["bias"] if "bias" in self.wo else out
+        return self.project_out(out.reshape(rows, length, -1))
 
 
 class FeedForward(nn.Module):
