@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from warble_mlx.backend import prepare
+from warble_mlx.backend import on_gpu, prepare
 
 prepare()  # before the first import of MLX, as the package does it
 
@@ -26,6 +29,16 @@ def generate(folder: Path, *options: str) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def away_from_the_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """`python -c` looks for packages in the current folder first, and in that of the sources some
+    lie elsewhere than they are imported from."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    yield
+    os.chdir(before)
+
+
 @pytest.fixture(scope="session")
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The golden data's small DualAR checkpoint; no codec."""
@@ -40,6 +53,8 @@ def tiny_dual_ar(tiny_source: Path) -> DualAR:
 @pytest.fixture(scope="session")
 def compiled_tiny_engine(tiny_dual_ar: DualAR) -> Engine:
     """Shared, so that each shape is traced and compiled once in a test run."""
+    if not on_gpu() and shutil.which("g++") is None:
+        pytest.skip("MLX compiles traced functions on a CPU with g++, which is not installed")
     return Engine(tiny_dual_ar, compiled=True)
 
 
@@ -69,3 +84,11 @@ def full_bundle(full_source: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     out = tmp_path_factory.mktemp("bundles") / "full"
     convert(full_source, out, codec_dtype="float32")
     return out
+
+
+@pytest.fixture(autouse=True)
+def no_registered_voices(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty voice folder, so that no test sees or touches the user's own."""
+    folder = tmp_path.with_name(f"{tmp_path.name}-voices")
+    monkeypatch.setenv("WARBLE_VOICES", str(folder))
+    return folder

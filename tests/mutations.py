@@ -51,11 +51,15 @@ def mutation(name: str, tests: tuple[str, ...], *changes: tuple[str, str, str]) 
     return Mutation(name, tests, tuple(Change(*change) for change in changes))
 
 
-FAST_ENTRY = "entry = normed if config.norm_fastlayer_input else state.hidden\n"
-FAST_ATTEND = "x = x + block.attention.attend(q, cache[:, :, :last], mask)\n"
-BOOK_ROWS = "self._book_rows = mx.arange(c.num_codebooks) * c.codebook_size\n"
+FAST_ENTRY = "given = normed if config.norm_fastlayer_input else state.hidden\n"
+FAST_SPLIT = "q, kv = attention.split(cache[:, :last])\n"
+BOOK_ROWS = "self._book_rows = places(c.num_codebooks) * c.codebook_size\n"
 PAST = "past = self.window - 1\n"
-PAIRS = "pairs = heads.reshape(*heads.shape[:-1], c.head_dim // 2, 2)\n"
+ROTATED = "return rotate(pairs, factors)\n"
+HALF_ROTATED = (
+    "half = pairs.reshape(*pairs.shape[:-2], 2, -1).swapaxes(-1, -2)\n"
+    "        return rotate(half, factors).swapaxes(-1, -2).reshape(pairs.shape)\n"
+)
 
 MUTATIONS = (
     mutation(
@@ -64,36 +68,27 @@ MUTATIONS = (
         (
             "engine.py",
             FAST_ENTRY,
-            f"{FAST_ENTRY}        entry, self._stale = getattr(self, '_stale', entry), entry\n",
+            f"{FAST_ENTRY}        given, self._stale = getattr(self, '_stale', given), given\n",
         ),
     ),
     mutation(
         "un-normed hidden state into the fast AR",
         TRANSFORMERS,
-        ("engine.py", FAST_ENTRY, "entry = state.hidden\n"),
+        ("engine.py", FAST_ENTRY, "given = state.hidden\n"),
     ),
     mutation(
         "hidden state of the last column but one after prefill",
         TRANSFORMERS,
         (
             "engine.py",
-            "return State(\n            hidden=hidden[:, -1],\n            slot=mx.array([end]",
-            "return State(\n            hidden=hidden[:, -2],\n            slot=mx.array([end]",
+            "return State(\n            hidden=last_position(hidden),\n            slot=mx.array(",
+            "return State(\n            hidden=hidden[:, -2],\n            slot=mx.array(",
         ),
     ),
     mutation(
         "half-rotation RoPE instead of interleaved",
         TRANSFORMERS,
-        (
-            "layers.py",
-            PAIRS,
-            "pairs = heads.reshape(*heads.shape[:-1], 2, c.head_dim // 2).swapaxes(-1, -2)\n",
-        ),
-        (
-            "layers.py",
-            "heads = rotate(pairs, factors).reshape(heads.shape).swapaxes(1, 2)\n",
-            "heads = rotate(pairs, factors).swapaxes(-1, -2).reshape(heads.shape).swapaxes(1, 2)\n",
-        ),
+        ("layers.py", ROTATED, HALF_ROTATED),
     ),
     mutation(
         "RoPE table not rounded to bfloat16",
@@ -108,16 +103,7 @@ MUTATIONS = (
     mutation(
         "half-rotation RoPE instead of interleaved (codec)",
         CODEC,
-        (
-            "layers.py",
-            PAIRS,
-            "pairs = heads.reshape(*heads.shape[:-1], 2, c.head_dim // 2).swapaxes(-1, -2)\n",
-        ),
-        (
-            "layers.py",
-            "heads = rotate(pairs, factors).reshape(heads.shape).swapaxes(1, 2)\n",
-            "heads = rotate(pairs, factors).swapaxes(-1, -2).reshape(heads.shape).swapaxes(1, 2)\n",
-        ),
+        ("layers.py", ROTATED, HALF_ROTATED),
     ),
     mutation(
         "RoPE positions that count padding",
@@ -127,7 +113,7 @@ MUTATIONS = (
     mutation(
         "padding seen by attention",
         TRANSFORMERS,
-        ("dual_ar.py", "(key <= query[..., None]) & ~empty[:, None]", "key <= query[..., None]"),
+        ("dual_ar.py", "(key <= query) & ((key < begin) | (key >= end))", "key <= query"),
     ),
     mutation(
         "the candidate that crosses top-p kept",
@@ -210,16 +196,13 @@ MUTATIONS = (
         ("dual_ar.py", "class Columns(nn.Module):\n", "_KEPT = {}\nclass Columns(nn.Module):\n"),
         (
             "dual_ar.py",
-            FAST_ATTEND,
-            "seen, sight = cache[:, :, :last], mask\n"
-            "            if (id(block), rows) in _KEPT:\n"
-            "                old = _KEPT[id(block), rows]\n"
-            "                seen = mx.concatenate([old, seen], axis=2)\n"
-            "                if mask is not None:\n"
-            "                    sight = mx.pad(mask, [(0, 0), (10, 0)], constant_values=True)\n"
+            FAST_SPLIT,
+            f"{FAST_SPLIT}"
+            "            old = _KEPT.get((id(block), x.shape[0]))\n"
             "            if last == 10:\n"
-            "                _KEPT[id(block), rows] = cache\n"
-            "            x = x + block.attention.attend(q, seen, sight)\n",
+            "                _KEPT[id(block), x.shape[0]] = kv\n"
+            "            if old is not None and length == 1:\n"
+            "                kv = mx.concatenate([old, kv], axis=3)\n",
         ),
     ),
     mutation(

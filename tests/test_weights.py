@@ -14,6 +14,7 @@ import pytest
 from warble_mlx.dual_ar import DualAR
 from warble_mlx.errors import CheckpointError
 from warble_mlx.layers import project
+from warble_mlx.packed_check import check_packed_products
 from warble_mlx.weights import load_dual_ar
 
 GATE = "layers.1.feed_forward.w1"
@@ -118,3 +119,26 @@ def test_a_damaged_file_is_described(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1000])
     with pytest.raises(CheckpointError, match=r"model\.safetensors"):
         load_dual_ar(folder, mx.float32)
+
+
+def test_wrong_packed_products_are_noticed_when_loading(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quantise(folder)
+    load_dual_ar(folder, mx.float32)
+    right = mx.quantized_matmul
+
+    def zeros(x: mx.array, *args: object, **settings: object) -> mx.array:
+        result = right(x, *args, **settings)
+        return mx.zeros_like(result) if x.shape[0] > 1 else result
+
+    monkeypatch.setattr(mx, "quantized_matmul", zeros)
+    with pytest.raises(CheckpointError, match=rf"33 rows.*MLX {mx.__version__}.*dequantize"):
+        load_dual_ar(folder, mx.float32)
+    load_dual_ar(folder, mx.float32, dequantize=True)
+
+
+@pytest.mark.parametrize("dtype", [mx.float32, mx.float16, mx.bfloat16])
+def test_right_packed_products_pass_in_every_dtype(folder: Path, dtype: mx.Dtype) -> None:
+    quantise(folder)
+    assert check_packed_products(load_dual_ar(folder, dtype), dtype) == 4

@@ -12,6 +12,7 @@ from mlx.utils import tree_flatten
 from warble_mlx.config import read_config, read_config_json
 from warble_mlx.dual_ar import DualAR
 from warble_mlx.errors import CheckpointError
+from warble_mlx.packed_check import check_packed_products
 from warble_mlx.safetensors_file import read_header
 
 MODEL_FILE = "model.safetensors"
@@ -27,12 +28,14 @@ def load_dual_ar(folder: Path, dtype: mx.Dtype, *, dequantize: bool = False) -> 
     Activations, norms and Linears take `dtype`; embedding tables stay as stored. Quantised
     Linears stay quantised unless `dequantize`.
 
-    Raises CheckpointError when a tensor is missing, left over or of another shape.
+    Raises CheckpointError when a tensor is missing, left over or of another shape, and when
+    products of packed weights come out wrong on this device.
     """
     config = read_config(folder)
     model = DualAR(config)
     path = folder / MODEL_FILE
     load_strictly(model, path, dtype, read_config_json(folder), dequantize=dequantize)
+    check_packed_products(model, dtype)
     model.prepare(dtype)
     return model
 
