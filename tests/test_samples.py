@@ -21,7 +21,7 @@ def test_a_sample_runs(script: str, written: list[str], tmp_path: Path) -> None:
         [sys.executable, SAMPLES / script], cwd=tmp_path, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("s") > 1
+    assert done.stdout.strip()
     for name in written:
         assert soundfile.info(tmp_path / name).duration > 0.5
 
