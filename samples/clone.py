@@ -1,6 +1,6 @@
 """Speak like a clip: here one that the bundled voice has just made.
 
-    python samples/clone.py
+python samples/clone.py
 """
 
 from warble_mlx import load

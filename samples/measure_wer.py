@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from warble_mlx import Warble, WarbleError, load
+from warble_mlx import Warble, WarbleError, health, load
 
 TESTS = Path(__file__).resolve().parent.parent / "tests"
 sys.path.insert(0, str(TESTS))
@@ -69,6 +69,11 @@ def main() -> int:
     settings: Row = {"greedy": options.greedy, "temperature": options.temperature}
     seeds = options.seeds[:1] if options.greedy else options.seeds
     rows = list(measured(warble, voices or [None], sentences, seeds, settings))
+    for row, cut in zip(
+        rows, health.check_durations(rows, 1 / warble.config.frame_rate_hz), strict=True
+    ):
+        if cut:
+            print(f"{row['voice']}, seed {row['seed']}, {row['text']!r}: {cut}", file=sys.stderr)
     if options.json:
         document = {"model": warble.name, **settings, "seeds": seeds, "utterances": rows}
         options.json.write_text(json.dumps(document, indent=1) + "\n")

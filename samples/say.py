@@ -1,7 +1,7 @@
 """Say a sentence with the bundled voice and write it to a file.
 
-    python samples/say.py
-    python samples/say.py "Another sentence." other.wav
+python samples/say.py
+python samples/say.py "Another sentence." other.wav
 """
 
 import sys
@@ -13,4 +13,5 @@ path = sys.argv[2] if len(sys.argv) > 2 else "say.wav"
 
 warble = load()
 speech = warble.say(text, seed=1)
-print(f"{speech.seconds:.2f} s in {speech.voice}'s voice, RTF {speech.rtf:.2f}: {speech.save(path)}")
+saved = speech.save(path)
+print(f"{speech.seconds:.2f} s in {speech.voice}'s voice, RTF {speech.rtf:.2f}: {saved}")

@@ -1,6 +1,6 @@
 """Receive sound while it is made: chunks of float32 samples, ready for a player or a socket.
 
-    python samples/stream.py
+python samples/stream.py
 """
 
 import time

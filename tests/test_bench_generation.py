@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from warble_mlx import speech
+from warble_mlx import reading
 from warble_mlx.bench import generation
 from warble_mlx.bench.generation import Run, SpeechTimes, stream, summed_up, timed_run
 from warble_mlx.bench.subject import Subject, synthetic_subject
@@ -50,8 +50,8 @@ def test_a_run_of_one_frame_cannot_be_timed(subject: Subject) -> None:
 
 
 def test_chunks_are_those_of_the_product() -> None:
-    assert generation.FIRST_CHUNK == speech.FIRST_CHUNK
-    assert generation.NEXT_CHUNK == speech.NEXT_CHUNK
+    assert generation.FIRST_CHUNK == reading.FIRST_CHUNK
+    assert generation.NEXT_CHUNK == reading.NEXT_CHUNK
 
 
 @pytest.mark.parametrize("frames", [3, 4, 23])

@@ -26,6 +26,7 @@ from warble_mlx.model_files import BUNDLE_MARK
 from warble_mlx.speech import Speech, Timings
 
 CLIPS = Path(__file__).parent / "cases" / "ref"
+SAID = "The old lighthouse keeper counted every passing ship before the fog."
 FRAMES = 43
 HEAVY = {"mlx", "numpy", "soundfile", "soxr", "huggingface_hub", "tokenizers", "msgspec", "tqdm"}
 NEVER = {"torch", "transformers", "mlx_lm", "coremltools", "scipy", "librosa", "pydantic"}
@@ -133,8 +134,8 @@ def test_text_needs_no_command(fake: FakeWarble, run: Run, args: tuple[str, ...]
 @pytest.mark.parametrize(
     ("args", "meant"),
     [
-        (("voicse",), "voices"),
-        (("voice",), "voices"),
+        (("voicse",), "voice"),
+        (("voicess",), "voices"),
         (("doctro", "--json"), "doctor"),
         (("convrt", "./a", "./b"), "convert"),
     ],
@@ -259,6 +260,8 @@ def test_options_reach_the_model(fake: FakeWarble, run: Run) -> None:
         "top_k": 20,
         "greedy": False,
         "max_seconds": 9.5,
+        "retry": 0,
+        "normalise": False,
     }
 
 
@@ -266,7 +269,7 @@ def test_without_options_the_model_decides(fake: FakeWarble, run: Run) -> None:
     run("Hi", "-o", "x.wav")
     assert fake.loaded == [(None, False)]
     decided = {name: value for name, value in fake.asked.items() if name != "text"}
-    assert decided.pop("greedy") is False
+    assert (decided.pop("greedy"), decided.pop("normalise"), decided.pop("retry")) == (0, 0, 0)
     assert set(decided.values()) == {None}
 
 
@@ -335,8 +338,8 @@ def test_bad_values_are_told(
 
 def test_reference_clip_and_transcript(fake: FakeWarble, run: Run) -> None:
     clip = str(CLIPS / "ref.flac")
-    assert run("Hi", "-o", "x.wav", "--ref-audio", clip, "--ref-text", "The old.").status == 0
-    assert (fake.asked["ref_audio"], fake.asked["ref_text"]) == (clip, "The old.")
+    assert run("Hi", "-o", "x.wav", "--ref-audio", clip, "--ref-text", SAID).status == 0
+    assert (fake.asked["ref_audio"], fake.asked["ref_text"]) == (clip, SAID)
 
 
 @pytest.mark.parametrize(
@@ -346,7 +349,8 @@ def test_reference_clip_and_transcript(fake: FakeWarble, run: Run) -> None:
         (("--ref-text", "The old."), "go together"),
         (("--ref-audio", "no.wav", "--ref-text", "x"), "reference-unreadable"),
         (("--ref-audio", str(CLIPS / "ref_short_0p2s.wav"), "--ref-text", "x"), "too-short"),
-        (("--ref-audio", str(CLIPS / "ref_voice_memo.m4a"), "--ref-text", "x"), "m4a"),
+        (("--ref-audio", str(CLIPS / "ref.flac"), "--ref-text", "x"), "transcript-too-short"),
+        (("--ref-audio", str(CLIPS / "ref.flac"), "--ref-text", ""), "reference-text-required"),
         (("-v", "1", "--ref-audio", str(CLIPS / "ref.flac"), "--ref-text", "x"), "not both"),
     ],
 )
@@ -361,7 +365,7 @@ def test_wrong_reference_stops_before_loading(
 
 def test_doubts_about_a_clip_are_told_and_it_is_used(fake: FakeWarble, run: Run) -> None:
     clip = str(CLIPS / "ref_8k_u8.wav")
-    result = run("Hi", "-o", "x.wav", "--ref-audio", clip, "--ref-text", "x")
+    result = run("Hi", "-o", "x.wav", "--ref-audio", clip, "--ref-text", SAID)
     assert result.status == 0
     assert "low-bandwidth" in result.err
     assert fake.asked["ref_audio"] == clip
@@ -372,7 +376,7 @@ def test_clip_beats_a_voice_from_the_environment(
 ) -> None:
     monkeypatch.setenv("WARBLE_VOICE", "silas")
     clip = str(CLIPS / "ref.flac")
-    assert run("Hi", "-o", "x.wav", "--ref-audio", clip, "--ref-text", "x").status == 0
+    assert run("Hi", "-o", "x.wav", "--ref-audio", clip, "--ref-text", SAID).status == 0
     assert fake.asked["voice"] is None
 
 
@@ -474,6 +478,9 @@ def test_json_is_one_object_on_stdout(fake: FakeWarble, run: Run) -> None:
         "frames": FRAMES,
         "finish_reason": "stop",
         "seed": 1234,
+        "retries": 0,
+        "warnings": [],
+        "pieces": [],
         "rtf": pytest.approx(1.1 / (FRAMES * 2048 / 44_100)),
         "timings": {"first_audio_s": 0.32, "generate_s": 0.9, "codec_s": 0.2, "total_s": 1.1},
         "output": "x.wav",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import wave
+from itertools import pairwise
 from pathlib import Path
 
 import mlx.core as mx
@@ -141,9 +142,35 @@ def test_nothing_to_say(warble: Warble, text: str) -> None:
         warble.say(text)
 
 
-def test_text_beyond_the_training_length(warble: Warble) -> None:
-    with pytest.raises(TextError, match="at most 170"):
-        warble.say("word " * 40)
+def test_a_text_of_several_pieces_is_one_speech(warble: Warble, speech: Speech) -> None:
+    text = f'{TEXT}\n\nYes.<break time="300ms"/>No.'
+    long = warble.say(text, seed=3, pause_s=0.1)
+    assert long.text == f"{TEXT} Yes. No."
+    assert [piece.text for piece in long.pieces] == [TEXT, "Yes.", "No."]
+    assert {piece.finish_reason for piece in long.pieces} == {"stop"} == {long.finish_reason}
+    assert [b.samples[0] - a.samples[1] for a, b in pairwise(long.pieces)] == [8820, 13230]
+    for a, b in pairwise(long.pieces):
+        assert not long.samples[a.samples[1] : b.samples[0]].any()
+        assert b.frames[0] == a.frames[1]
+    assert long.pieces[-1].samples[1] == len(long.samples)
+    assert long.pieces[-1].frames[1] == long.codes.shape[1]
+    first = slice(*long.pieces[0].frames)
+    assert_same_codes(long.codes[:, first], speech.codes, "the first piece has the seed itself")
+    assert len({piece.seed for piece in long.pieces}) == 3
+
+    with warble.stream(text, seed=3, pause_s=0.1) as stream:
+        chunks = list(stream)
+    assert np.array_equal(np.concatenate([c.samples for c in chunks]), long.samples)
+    assert stream.speech.seconds == long.seconds
+    assert stream.speech.samples.size == 0
+    with pytest.raises(WarbleError, match="keep_samples"):
+        stream.speech.save("nowhere.wav")
+
+
+def test_a_sentence_beyond_the_training_length_is_planned_in_pieces(warble: Warble) -> None:
+    parts = warble.plan("word " * 40 + "end").spoken
+    assert len(parts) == 2
+    assert max(len(part.text) for part in parts) <= 170
 
 
 def test_save_writes_what_was_said(speech: Speech, tmp_path: Path) -> None:
@@ -185,8 +212,9 @@ def converted_source(tmp_path_factory: pytest.TempPathFactory) -> Warble:
 def test_the_public_names() -> None:
     public = {n for n in dir(Warble) if not n.startswith("_")}
     assert public == {
-        "default_voice", "register", "sample_rate", "say", "stream", "voices",
+        "default_voice", "perform", "plan", "register", "sample_rate", "say", "stream", "voices",
     }  # fmt: skip
     assert set(warble_mlx.__all__) == {
-        "Chunk", "Speech", "Stream", "Voice", "Warble", "WarbleError", "__version__", "load",
+        "Chunk", "RegisteredVoice", "Speech", "Stream", "Voice", "Warble", "WarbleError",
+        "__version__", "load",
     }  # fmt: skip

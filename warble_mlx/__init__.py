@@ -14,12 +14,15 @@ from typing import TYPE_CHECKING
 from warble_mlx.errors import WarbleError
 
 if TYPE_CHECKING:
-    from warble_mlx.speech import Chunk, Speech, Stream, Warble, load
+    from warble_mlx.reading import Chunk
+    from warble_mlx.registered import RegisteredVoice
+    from warble_mlx.speech import Speech, Stream, Warble, load
     from warble_mlx.voices import Voice
 
 __version__ = "0.1.0"
 __all__ = [
     "Chunk",
+    "RegisteredVoice",
     "Speech",
     "Stream",
     "Voice",
@@ -40,6 +43,10 @@ def __getattr__(name: str) -> object:
         from warble_mlx.voices import Voice
 
         return Voice
+    if name == "RegisteredVoice":
+        from warble_mlx.registered import RegisteredVoice
+
+        return RegisteredVoice
     import warble_mlx.speech
 
     return getattr(warble_mlx.speech, name)

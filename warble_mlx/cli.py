@@ -25,7 +25,6 @@ from warble_mlx.cli_base import (
     debug_option,
     emit,
     json_option,
-    model_option,
     offline_option,
     option,
     say_so,
@@ -35,7 +34,8 @@ from warble_mlx.cli_bench import bench
 from warble_mlx.cli_quantize import exceptions_of, packing_options, quantize, show
 from warble_mlx.cli_say import figures, say
 from warble_mlx.cli_verify import verify
-from warble_mlx.errors import CheckpointError, WarbleError
+from warble_mlx.cli_voice import voice, voices
+from warble_mlx.errors import CheckpointError, SickError, WarbleError
 
 INTERRUPTED_STATUS = 130
 UNEXPECTED_STATUS = 1
@@ -71,57 +71,8 @@ warble.add_command(say)
 warble.add_command(quantize)
 warble.add_command(bench)
 warble.add_command(verify)
-
-
-@warble.command()
-@model_option
-@json_option
-@offline_option
-@debug_option
-def voices(model: str | None, as_json: bool, offline: bool) -> None:
-    """List the voices of a model."""
-    list_voices(model, offline=offline, as_json=as_json)
-
-
-def list_voices(model: str | None, *, offline: bool, as_json: bool) -> None:
-    """Print number, name, language and description of each voice; * marks the default."""
-    from warble_mlx.hub import bundle_for, bundled_folder
-    from warble_mlx.voices import read_voices
-
-    folder = bundled_folder() if model is None else bundle_for(model, offline=offline)
-    known = read_voices(folder)
-    if as_json:
-        rows = [
-            {
-                "id": voice.id,
-                "name": voice.name,
-                "language": voice.language,
-                "description": voice.description,
-                "default": voice == known.default_voice,
-            }
-            for voice in known.voices
-        ]
-        emit(json.dumps(rows, ensure_ascii=False) + "\n")
-    elif known.voices:
-        emit(
-            table(
-                [
-                    (
-                        "*" if voice == known.default_voice else " ",
-                        str(voice.id),
-                        voice.name,
-                        voice.language,
-                        voice.description,
-                    )
-                    for voice in known.voices
-                ]
-            )
-        )
-    else:
-        say_so(
-            "this model names no voices: --voice takes a number, or --ref-audio and --ref-text a"
-            " clip"
-        )
+warble.add_command(voice)
+warble.add_command(voices)
 
 
 @warble.command()
@@ -282,6 +233,8 @@ def main(args: Sequence[str] | None = None) -> int:
     except WarbleError as error:
         if debug:
             traceback.print_exc()
+        for doubt in error.warnings if isinstance(error, SickError) else ():
+            say_so(doubt)
         say_so(str(error))
         return error.exit_status
     except Exception as error:  # a defect of ours: say so, and how to see more of it

@@ -72,18 +72,46 @@ class Number(click.ParamType):  # type: ignore[type-arg]  # generic only in rece
         return f"more than {self.low}" if self.above else f"{self.low} or more"
 
 
+class Seconds(click.ParamType):  # type: ignore[type-arg]  # generic only in recent clicks
+    """A part of a clip, A:B in seconds."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[float, float]:
+        try:
+            begin, end = (float(part) for part in value.split(":"))
+        except ValueError:
+            self.fail(f"{value!r} is not A:B in seconds, such as 2.5:12", param, ctx)
+        if not 0 <= begin < end < math.inf:
+            self.fail(f"it must run from 0 or later to a later end, not {value}", param, ctx)
+        return begin, end
+
+
 class TextFirst(click.Group):
-    """A group in which anything but a command is text to say: `warble "Hello"`."""
+    """A group in which anything but a command is text to say: `warble "Hello"`.
+
+    So is a line that begins with the name of a sub-group and goes on with none of its commands:
+    `warble voice of reason`.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args:
             args = ["--help"] if is_terminal(sys.stdin) else ["say"]
         elif args[0] == "help" and (len(args) == 1 or args[1] in self.commands):
             args = [*args[1:2], "--help"]
-        elif args[0] not in self.commands and args[0] not in [*ctx.help_option_names, "--version"]:
+        elif not self._is_command(args) and args[0] not in [*ctx.help_option_names, "--version"]:
             ctx.meta["warble.implicit"] = True
             args = ["say", *args]
         return super().parse_args(ctx, args)
+
+    def _is_command(self, args: list[str]) -> bool:
+        command = self.commands.get(args[0])
+        if not isinstance(command, click.Group):
+            return command is not None
+        following = args[1:2]
+        return not following or following[0] in command.commands or following[0].startswith("-")
 
 
 def is_terminal(stream: Any) -> bool:

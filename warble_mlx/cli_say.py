@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from click.core import ParameterSource
 from warble_mlx.cli_base import (
     TRUNCATED_STATUS,
     Number,
+    Seconds,
     debug_option,
     emit,
     is_terminal,
@@ -26,14 +28,17 @@ from warble_mlx.cli_base import (
     option,
     say_so,
 )
-from warble_mlx.errors import TextError
+from warble_mlx.errors import TextError, VoiceWarning
 
 if TYPE_CHECKING:
+    from warble_mlx.registered import RegisteredVoice
     from warble_mlx.speech import Speech, Warble
 
 FULL_MODEL = "scrappylabsai/warble"
 DEFAULT_FILE = "warble.wav"
 MAX_SEED = 2**32 - 1
+MAX_RETRIES = 3
+LONG_TEXT = 1000  # characters, about a minute; beyond it a file is written as it goes
 
 
 def _refuse(reason: str) -> Callable[[click.Context, click.Parameter, Any], None]:
@@ -76,9 +81,20 @@ def _refused_options(function: Callable[..., None]) -> Callable[..., None]:
     f"or without a loudspeaker write {DEFAULT_FILE}.",
 )
 @model_option
-@option("-v", "--voice", metavar="VOICE", help="Name or number of a voice; ? lists them.")
+@option(
+    "-v",
+    "--voice",
+    metavar="VOICE",
+    help="Name or number of a voice, or a voice file (*.safetensors); ? lists them.",
+)
 @option("--ref-audio", metavar="FILE", help="Speak like this clip of 3 to 15 s.")
 @option("--ref-text", metavar="TEXT", help="What is said in the clip, word for word.")
+@option(
+    "--clip-seconds",
+    type=Seconds(),
+    metavar="A:B",
+    help="Use only this part of the clip; --ref-text is then what is said in it.",
+)
 @option(
     "--seed",
     metavar="N",
@@ -92,6 +108,25 @@ def _refused_options(function: Callable[..., None]) -> Callable[..., None]:
 @option(
     "--max-seconds", metavar="X", type=Number(0, above=True), help="Longest speech to generate."
 )
+@option(
+    "--retry",
+    metavar="N",
+    type=Number(0, MAX_RETRIES, kind=int),
+    default=0,
+    help="Try N times more, with other seeds, when the result is no speech.",
+)
+@option(
+    "--normalise",
+    is_flag=True,
+    help='Read Markdown, links, emoji and numbers as a person would (needs "warble-mlx[text]").',
+)
+@option(
+    "--pause",
+    metavar="X",
+    type=Number(0, 60),
+    help="Seconds between sentences of a long text where it is split; twice that at blank lines.",
+)
+@option("--resume", is_flag=True, help="Go on with a long text whose writing to -o was stopped.")
 @option("--allow-truncated", is_flag=True, help="Keep speech that --max-seconds has cut.")
 @json_option
 @offline_option
@@ -107,12 +142,17 @@ def say(
     voice: str | None,
     ref_audio: str | None,
     ref_text: str | None,
+    clip_seconds: tuple[float, float] | None,
     seed: int | None,
     temperature: float | None,
     top_p: float | None,
     top_k: int | None,
     greedy: bool,
     max_seconds: float | None,
+    retry: int,
+    normalise: bool,
+    pause: float | None,
+    resume: bool,
     allow_truncated: bool,
     as_json: bool,
     offline: bool,
@@ -129,46 +169,79 @@ def say(
     if ctx.meta.get("warble.implicit"):
         _check_command(ctx, text)
     if voice == "?":
-        from warble_mlx.cli import list_voices
+        from warble_mlx.cli_voice import list_voices
 
         list_voices(model, offline=offline, as_json=as_json)
         return
+    if resume and output in (None, "-"):
+        raise click.UsageError("--resume needs the -o FILE of the run that was stopped", ctx)
     if as_json and output == "-":
         raise click.UsageError("--json and -o - both want stdout: give -o a file", ctx)
     if (ref_audio is None) != (ref_text is None):
+        missing = "audio" if ref_audio is None else "text"
         raise click.UsageError(
-            "--ref-audio and --ref-text go together: the clip, and what is said in it", ctx
+            "--ref-audio and --ref-text go together: the clip, and what is said in it"
+            f" (reference-{missing}-required)",
+            ctx,
         )
+    if clip_seconds is not None and ref_audio is None:
+        raise click.UsageError("--clip-seconds needs --ref-audio and --ref-text", ctx)
     if ref_audio is not None and voice is not None:
         if ctx.get_parameter_source("voice") is ParameterSource.COMMANDLINE:
             raise click.UsageError("give either --voice or --ref-audio, not both", ctx)
         voice = None  # only a default from the environment
     words = read_text(ctx, text, file)
     wanted, output = output, choose_output(ctx, output)
-    if ref_audio is not None:
-        from warble_mlx.audio import read_clip
+    is_file = voice is not None and voice.endswith(".safetensors")
+    chosen: str | Path | RegisteredVoice | None = Path(voice) if voice and is_file else voice
+    if ref_audio is not None and ref_text is not None:
+        from warble_mlx.clips import prepare_clip
 
-        for doubt in read_clip(ref_audio)[1].warnings:
+        for doubt in prepare_clip(ref_audio, ref_text, clip_seconds)[2].warnings:
             say_so(doubt)
+        warnings.simplefilter("ignore", VoiceWarning)  # they have just been told
 
     import warble_mlx
 
     warble = warble_mlx.load(model, offline=offline)
-    speech = warble.say(
-        words,
-        voice=voice,
-        ref_audio=ref_audio,
-        ref_text=ref_text,
-        seed=seed,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        greedy=greedy or temperature == 0,
-        max_seconds=max_seconds,
-    )
-    kept = allow_truncated or speech.finish_reason == "stop"
-    if kept:
-        deliver(speech, output)
+    if ref_audio is not None and ref_text is not None and clip_seconds is not None:
+        chosen = warble.register(ref_audio, ref_text, clip_seconds=clip_seconds)
+        ref_audio = ref_text = None
+    options: dict[str, Any] = {
+        "voice": chosen,
+        "ref_audio": ref_audio,
+        "ref_text": ref_text,
+        "seed": seed,
+        "temperature": temperature,
+        "top_p": top_p,
+        "top_k": top_k,
+        "greedy": greedy or temperature == 0,
+        "max_seconds": max_seconds,
+        "retry": retry,
+        "normalise": normalise,
+    }
+    if pause is not None:
+        options["pause_s"] = pause
+    if output is not None and (resume or is_narration(words, output)):
+        from warble_mlx.narration import narrate_text
+
+        speech, kept = narrate_text(
+            warble,
+            words,
+            Path(output),
+            resume=resume,
+            keep_cut=allow_truncated,
+            bar=sys.stderr if is_terminal(sys.stderr) else None,
+            tell=say_so,
+            **options,
+        )
+    else:
+        speech = warble.say(words, **options)
+        kept = allow_truncated or speech.finish_reason == "stop"
+        if kept:
+            deliver(speech, output)
+    for doubt in speech.warnings:
+        say_so(doubt)
     report(warble, speech, place_of(output) if kept else None)
     if kept and wanted is None and output is not None:
         say_so(
@@ -261,6 +334,14 @@ def choose_output(ctx: click.Context, output: str | None) -> str | None:
     return output
 
 
+def is_narration(words: str, output: str) -> bool:
+    """Whether the text is so long that its file is written as it goes: only a file can be."""
+    if len(words) <= LONG_TEXT or output == "-":
+        return False
+    target = Path(output)
+    return target.is_file() or not target.exists()
+
+
 def deliver(speech: Speech, output: str | None) -> None:
     """Play the speech, or write it to a file or stdout."""
     if output is None:
@@ -278,10 +359,12 @@ def deliver(speech: Speech, output: str | None) -> None:
 def figures(speech: Speech) -> str:
     """Length, time taken, real-time factor, time to the first audio, end, seed: on one line."""
     t = speech.timings
-    first = f", first audio {t.first_audio_s * 1000:.0f} ms" if speech.seconds else ""
+    again = f", attempt {speech.retries + 1}" if speech.retries else ""
+    heard = math.isfinite(t.first_audio_s)
+    first = f", first audio {t.first_audio_s * 1000:.0f} ms" if heard else ""
     return (
         f"{speech.seconds:.2f} s of speech in {t.total_s:.2f} s (RTF {speech.rtf:.2f}){first},"
-        f" {speech.finish_reason}, seed {speech.seed}"
+        f" {speech.finish_reason}, seed {speech.seed}{again}"
     )
 
 
@@ -313,6 +396,9 @@ def facts(warble: Warble, speech: Speech, output: str | None) -> str:
         "frames": int(speech.codes.shape[-1]),
         "finish_reason": speech.finish_reason,
         "seed": speech.seed,
+        "retries": speech.retries,
+        "warnings": list(speech.warnings),
+        "pieces": [asdict(piece) for piece in speech.pieces],
         "rtf": _finite(speech.rtf),
         "timings": {name: _finite(value) for name, value in asdict(speech.timings).items()},
         "output": output,

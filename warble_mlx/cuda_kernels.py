@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -175,7 +175,7 @@ def _kernel(
 def _compiled(
     name: str, inputs: tuple[str, ...], outputs: tuple[str, ...], source: str
 ) -> Callable[..., list[mx.array]]:
-    kernel: Callable[..., list[mx.array]] = mx.fast.cuda_kernel(
+    kernel = mx.fast.cuda_kernel(
         name=name, input_names=list(inputs), output_names=list(outputs), source=source
     )
-    return kernel
+    return cast("Callable[..., list[mx.array]]", kernel)

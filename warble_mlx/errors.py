@@ -38,3 +38,26 @@ class MissingExtraError(WarbleError):
         super().__init__(
             f'{task} needs {package}. Install it with: pip install "warble-mlx[{extra}]"'
         )
+
+
+class SickError(WarbleError):
+    """What the model made is not speech; it was thrown away.
+
+    reason: a short name such as `codes-repeat`. seen: what was found, and when. cause: what
+    probably lies behind it. warnings: what was doubtful before anything was said, as in
+    `Speech.warnings`.
+    """
+
+    exit_status = 4
+    warnings: tuple[str, ...] = ()
+
+    def __init__(self, reason: str, seen: str, cause: str, remedy: str) -> None:
+        self.reason, self.seen, self.cause = reason, seen, cause
+        super().__init__(
+            f"the result is no speech, so it was dropped: {seen}; probably {cause}: {remedy}"
+            f" ({reason})"
+        )
+
+
+class VoiceWarning(UserWarning):
+    """A reference clip or its transcript can be used, but the voice will suffer."""

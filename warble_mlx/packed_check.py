@@ -6,6 +6,8 @@ for some shapes on some devices. A model computed that way speaks garbage with c
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import mlx.core as mx
 import mlx.nn as nn
 import numpy as np
@@ -58,6 +60,6 @@ def _compare(path: str, linear: nn.QuantizedLinear, rows: int, dtype: mx.Dtype) 
     if not worst < TOLERANCE[dtype]:  # also when it is not a number
         raise CheckpointError(
             f"{path}: products of {linear.bits}-bit weights with {rows} rows are off by"
-            f" {worst:.0%} with MLX {mx.__version__} on this device. Load with dequantize=True"
+            f" {worst:.0%} with MLX {version('mlx')} on this device. Load with dequantize=True"
             " (--dequantize), or install another MLX version"
         )

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from warble_mlx.config import ModelConfig
+from warble_mlx.config import ModelConfig, read_config_json
 from warble_mlx.errors import CheckpointError, TextError, VoiceError
-from warble_mlx.text import disarm, fold_whitespace, speakable
+from warble_mlx.text import disarm, fold_whitespace, plain_punctuation, speakable
 
 Columns = npt.NDArray[np.int32]
 
@@ -51,15 +51,23 @@ class Prompt(NamedTuple):
 
 
 class PromptBuilder:
-    """Builds prompts for one tokenizer and one set of special ids."""
+    """Builds prompts for one tokenizer and one set of special ids.
 
-    def __init__(self, tokenizer: Tokenizer, config: ModelConfig) -> None:
+    plain_punctuation: the model was trained on text without typographic marks, so it gets none.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, config: ModelConfig, *, plain_punctuation: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
+        self._plain_punctuation = plain_punctuation
         self._config = config
         # Added tokens that `disarm` does not know by their looks: `<think>` and the like.
         added = (t.content for t in tokenizer.get_added_tokens_decoder().values())
         rest = sorted((t for t in added if disarm(t) == t), key=len, reverse=True)
         self._added = re.compile("|".join(map(re.escape, rest)) or r"(?!)")
+        semantic = range(config.semantic_begin_id, config.semantic_end_id + 1)
+        self._control = {*tokenizer.get_added_tokens_decoder(), *semantic, config.eos_token_id}
 
     @classmethod
     def from_folder(cls, folder: Path, config: ModelConfig) -> PromptBuilder:
@@ -83,7 +91,9 @@ class PromptBuilder:
                 raise CheckpointError(
                     f"{path}: {token} has id {found}, but config.json says {wanted}"
                 )
-        return cls(tokenizer, config)
+        generation = read_config_json(folder).get("generation", {})
+        plain = generation.get("plain_punctuation", False)
+        return cls(tokenizer, config, plain_punctuation=plain)
 
     def build(
         self,
@@ -158,10 +168,25 @@ class PromptBuilder:
         match one. The tag stays whole and is tokenised together with the first words: to a
         published tokenizer it is plain text whose end merges with them.
         """
+        if self._plain_punctuation:
+            # Disarmed once more: without its quotes a text may hold a control token.
+            text = speakable(plain_punctuation(text))
         pieces, at = [], 0
         for match in self._added.finditer(text):
             pieces.append(text[at : match.start() + 1])
             at = match.start() + 1
         pieces.append(text[at:])
         pieces[0] = speaker + pieces[0]
-        return [i for piece in pieces for i in self._ids(piece)]
+        ids = [i for piece in pieces for i in self._ids(piece)]
+        wanted = self._control_ids(self._ids(speaker))
+        if self._control_ids(ids) == wanted:
+            return ids
+        # The tokenizer's own normalisation has made a control token of something else. Single
+        # characters cannot be one.
+        ids = self._ids(speaker) + [i for character in text for i in self._ids(character)]
+        if self._control_ids(ids) != wanted:
+            raise TextError("the text holds a character that this tokenizer reads as control")
+        return ids
+
+    def _control_ids(self, ids: list[int]) -> list[int]:
+        return [i for i in ids if i in self._control]

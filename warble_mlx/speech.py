@@ -5,35 +5,63 @@ from __future__ import annotations
 import math
 import secrets
 import time
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from warble_mlx.audio import read_clip, write_audio
+from warble_mlx.audio import write_audio
 from warble_mlx.backend import default_dtype, on_gpu
+from warble_mlx.clip_files import Span
+from warble_mlx.clips import prepare_clip
 from warble_mlx.codec import CodecDecoder, CodecEncoder
 from warble_mlx.config import read_config, read_config_json
 from warble_mlx.engine import Engine, FinishReason, Request, Sampling
-from warble_mlx.errors import BudgetError, CheckpointError, TextError, VoiceError, WarbleError
+from warble_mlx.errors import (
+    BudgetError,
+    CheckpointError,
+    SickError,
+    VoiceError,
+    VoiceWarning,
+    WarbleError,
+)
 from warble_mlx.hub import bundle_for, bundled_folder
-from warble_mlx.prompt import PromptBuilder, Reference
+from warble_mlx.languages import language_doubts
+from warble_mlx.prompt import Prompt, PromptBuilder, Reference
+from warble_mlx.reading import (
+    DEFAULT_PAUSE_S,
+    NOTHING_DONE,
+    Chunk,
+    Piece,
+    Plan,
+    Progress,
+    Reading,
+    part_limit,
+    utterance_frames,
+)
+from warble_mlx.registered import (
+    SUFFIX,
+    Codec,
+    RegisteredVoice,
+    check_description,
+    check_free,
+    check_language,
+    read_voice,
+)
+from warble_mlx.splitting import DEFAULT_LANGUAGE, LONGEST_BREAK_S, joined, split
 from warble_mlx.text import speakable
-from warble_mlx.voices import Voice, read_voices
+from warble_mlx.voice_folder import find_registered, voice_files
+from warble_mlx.voices import Voice, is_number, read_voices
 from warble_mlx.weights import DECODER_FILE, ENCODER_FILE, load_dual_ar, load_strictly
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 MAX_SEED = 2**32 - 1
-# Frames per decoded chunk: a small first one for an early sound, then larger ones. Few lengths,
-# so that few shapes occur.
-FIRST_CHUNK = 4
-NEXT_CHUNK = 16
-# Nobody speaks faster: a budget below this cannot hold the text.
-MAX_CHARACTERS_PER_SECOND = 25.0
+MAX_RETRIES = 3
 
 
 @dataclass(frozen=True)
@@ -46,32 +74,31 @@ class Timings:
     total_s: float
 
 
-class Chunk(NamedTuple):
-    """A piece of a stream: float32 samples [n] and the frames [begin, end) they come from."""
-
-    samples: npt.NDArray[np.float32]
-    begin: int
-    end: int
-
-
 @dataclass(frozen=True)
 class Speech:
-    """A finished utterance."""
+    """What was said: an utterance, or a long text in several pieces with silence between them."""
 
-    samples: npt.NDArray[np.float32]  # [frames * frame size], mono, within -1 … 1
+    samples: npt.NDArray[np.float32]  # [n], mono, within -1 … 1; empty if they were only streamed
     sample_rate: int
-    codes: npt.NDArray[np.int32]  # [10, frames]
-    finish_reason: FinishReason  # "stop": the model ended it; "length": the budget did
+    codes: npt.NDArray[np.int32]  # [10, frames] of all pieces
+    finish_reason: FinishReason  # "stop": the model ended it; "length": a budget cut some of it
     seed: int
     text: str  # as given to the model, after cleaning
     voice: str | None
     model: str
     timings: Timings
+    warnings: tuple[str, ...] = ()  # sentences on what may not have been spoken well
+    # Attempts that were no speech and were dropped. `seed` is the last one's, but for a text of
+    # several pieces it is the one that all of them follow from: `pieces` have their own.
+    retries: int = 0
+    pieces: tuple[Piece, ...] = ()
+    streamed: int | None = None  # number of samples, if they were not kept
 
     @property
     def seconds(self) -> float:
         """Length of the audio."""
-        return len(self.samples) / self.sample_rate
+        length = len(self.samples) if self.streamed is None else self.streamed
+        return length / self.sample_rate
 
     @property
     def rtf(self) -> float:
@@ -79,28 +106,49 @@ class Speech:
         return self.timings.total_s / self.seconds if self.seconds else math.inf
 
     def save(self, path: str | Path) -> Path:
-        """Write the audio; the suffix gives the format (wav, flac, mp3, ogg)."""
+        """Write the audio; the suffix gives the format (wav, flac, mp3, ogg).
+
+        Raises WarbleError if it was streamed without keeping the samples.
+        """
+        if self.streamed is not None:
+            raise WarbleError(
+                "this speech was streamed and its samples were not kept: use say(), or"
+                " stream(..., keep_samples=True)"
+            )
         path = Path(path)
         write_audio(self.samples, self.sample_rate, path)
         return path
 
 
 class Stream(Iterator[Chunk]):
-    """Chunks of one utterance while it is generated. `speech` is there after the last one.
+    """Chunks of a speech while it is generated. `speech` is there after the last one.
 
     Closing it, or leaving its `with` block, stops the generation within a frame.
     """
 
-    def __init__(self, chunks: Iterator[Chunk | Speech]) -> None:
-        self._chunks = chunks
+    def __init__(self, reading: Reading, model: str, sample_rate: int, keep_samples: bool) -> None:
+        self._reading = reading
+        self._model, self._sample_rate = model, sample_rate
+        self._kept: list[npt.NDArray[np.float32]] | None = [] if keep_samples else None
+        self._chunks = reading.chunks()
+        self._is_closed = False
         self._speech: Speech | None = None
 
     def __next__(self) -> Chunk:
-        item = next(self._chunks)
-        if isinstance(item, Speech):
-            self._speech = item
+        try:
+            chunk = next(self._chunks, None)
+        except BaseException as error:
+            if isinstance(error, SickError):
+                error.warnings = self._reading.plan.warnings
+            self._is_closed = True  # a generator that has raised looks like one at its end
+            raise
+        if chunk is None:
+            if self._speech is None and not self._is_closed:
+                self._speech = self._whole()
             raise StopIteration
-        return item
+        if self._kept is not None:
+            self._kept.append(chunk.samples)
+        return chunk
 
     def __enter__(self) -> Stream:
         return self
@@ -110,16 +158,48 @@ class Stream(Iterator[Chunk]):
 
     def close(self) -> None:
         """Stop generating. `speech` stays unavailable unless the stream had ended."""
-        close = getattr(self._chunks, "close", None)
-        if close is not None:
-            close()
+        self._is_closed = True
+        self._chunks.close()
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The parts of the text that are finished. One is here before the chunk after it is."""
+        return tuple(self._reading.pieces)
+
+    @property
+    def progress(self) -> Progress:
+        """What `Warble.perform` needs to go on behind the last of `pieces`."""
+        return self._reading.progress
 
     @property
     def speech(self) -> Speech:
-        """The whole utterance; raises WarbleError before the stream has ended."""
+        """The whole speech; raises WarbleError before the stream has ended.
+
+        Its `samples` are empty unless the stream was made with keep_samples.
+        """
         if self._speech is None:
             raise WarbleError("the stream has not ended: iterate over it first")
         return self._speech
+
+    def _whole(self) -> Speech:
+        reading, plan = self._reading, self._reading.plan
+        total_s, codec_s = reading.total_s, reading.codec_s
+        kept = self._kept
+        return Speech(
+            samples=np.concatenate(kept) if kept else np.zeros(0, np.float32),
+            sample_rate=self._sample_rate,
+            codes=reading.all_codes,
+            finish_reason=reading.finish_reason,
+            seed=reading.pieces[0].seed if len(reading.pieces) == 1 else plan.seed,
+            text=plan.text,
+            voice=plan.voice,
+            model=self._model,
+            timings=Timings(reading.first_audio_s, total_s - codec_s, codec_s, total_s),
+            warnings=plan.warnings,
+            retries=reading.retries,
+            pieces=tuple(reading.pieces),
+            streamed=None if kept is not None else reading.position,
+        )
 
 
 class Warble:
@@ -176,7 +256,7 @@ class Warble:
         self,
         text: str,
         *,
-        voice: str | int | None = None,
+        voice: str | int | Path | RegisteredVoice | None = None,
         ref_audio: str | Path | None = None,
         ref_text: str | None = None,
         seed: int | None = None,
@@ -185,17 +265,31 @@ class Warble:
         top_k: int | None = None,
         greedy: bool = False,
         max_seconds: float | None = None,
+        retry: int = 0,
+        normalise: bool = False,
+        pause_s: float = DEFAULT_PAUSE_S,
     ) -> Speech:
         """Speak `text` and return it whole.
 
-        voice: name, number or `speaker N`; ref_audio with ref_text: a clip to sound like, and
-        what is said in it. seed: 0 … 2**32 - 1, random if not given (and reported). temperature
-        (0 is greedy), top_p and top_k default to the model's own settings. max_seconds: longest
-        audio allowed; a result cut by it has finish_reason "length".
+        voice: name, number or `speaker N` of one of the model's voices, the name of a registered
+        voice, a `RegisteredVoice`, or the `Path` of a voice file (a string never is one);
+        ref_audio with ref_text: a clip to sound like, and what is said in it; doubts about it are
+        issued as VoiceWarning. seed: 0 … 2**32 - 1, random if not given (and reported).
+        temperature (0 is greedy), top_p and top_k default to the model's own settings.
+        max_seconds: longest audio allowed; a result cut by it has finish_reason "length".
+        retry: how often to try a piece again, with a seed derived from the last, when it is no
+        speech; `Speech.retries` says how often that was. Greedy speech is always the same, so it
+        is not tried again. normalise: read Markdown, links, emoji and numbers as a person would,
+        which needs the extra `text`; numbers only for a voice whose language is known.
 
-        Raises TextError, VoiceError, AudioError, BudgetError (all WarbleError).
+        The text may have any length: it is spoken in pieces that share the voice, with `pause_s`
+        seconds of silence between sentences where two pieces meet, and twice that between
+        paragraphs (blank lines). `<break time="800ms"/>` in it is silence of that length.
+
+        Raises TextError, VoiceError, AudioError, BudgetError, SickError (all WarbleError).
         """
-        stream = self.stream(
+        started = time.perf_counter()
+        plan = self.plan(
             text,
             voice=voice,
             ref_audio=ref_audio,
@@ -206,7 +300,12 @@ class Warble:
             top_k=top_k,
             greedy=greedy,
             max_seconds=max_seconds,
+            retry=retry,
+            normalise=normalise,
+            pause_s=pause_s,
         )
+        earlier = Progress(total_s=time.perf_counter() - started)
+        stream = self.perform(plan, earlier, keep_samples=True)
         for _ in stream:
             pass
         return stream.speech
@@ -215,7 +314,7 @@ class Warble:
         self,
         text: str,
         *,
-        voice: str | int | None = None,
+        voice: str | int | Path | RegisteredVoice | None = None,
         ref_audio: str | Path | None = None,
         ref_text: str | None = None,
         seed: int | None = None,
@@ -224,45 +323,145 @@ class Warble:
         top_k: int | None = None,
         greedy: bool = False,
         max_seconds: float | None = None,
+        normalise: bool = False,
+        pause_s: float = DEFAULT_PAUSE_S,
+        keep_samples: bool = False,
     ) -> Stream:
         """Speak `text` and yield `Chunk`s while it is generated; arguments as for `say`.
 
-        Inputs are checked before this returns.
+        Inputs are checked before this returns. The samples of earlier chunks are forgotten, so
+        that memory does not grow, unless keep_samples asks for them in the final `speech`.
         """
         started = time.perf_counter()
-        spoken = speakable(text)
-        self._check_length(spoken)
+        plan = self.plan(
+            text,
+            voice=voice,
+            ref_audio=ref_audio,
+            ref_text=ref_text,
+            seed=seed,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            greedy=greedy,
+            max_seconds=max_seconds,
+            normalise=normalise,
+            pause_s=pause_s,
+        )
+        earlier = Progress(total_s=time.perf_counter() - started)
+        return self.perform(plan, earlier, keep_samples=keep_samples)
+
+    def plan(
+        self,
+        text: str,
+        *,
+        voice: str | int | Path | RegisteredVoice | None = None,
+        ref_audio: str | Path | None = None,
+        ref_text: str | None = None,
+        seed: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        greedy: bool = False,
+        max_seconds: float | None = None,
+        retry: int = 0,
+        normalise: bool = False,
+        pause_s: float = DEFAULT_PAUSE_S,
+    ) -> Plan:
+        """Check everything and split the text, but generate nothing; arguments as for `say`."""
+        if not 0 <= retry <= MAX_RETRIES:
+            raise WarbleError(f"retry must lie in 0 … {MAX_RETRIES}, not {retry}")
+        if not (math.isfinite(pause_s) and 0 <= pause_s <= LONGEST_BREAK_S):
+            raise WarbleError(f"pause_s must lie in 0 … {LONGEST_BREAK_S:.0f}, not {pause_s}")
         seed = secrets.randbelow(MAX_SEED + 1) if seed is None else _checked_seed(seed)
         sampling = self._sampling(temperature, top_p, top_k, greedy)
-        if ref_audio is None and ref_text is None:
-            chosen = self.default_voice if voice is None else self._voices.find(voice)
-            reference = None
-        else:
-            if voice is not None:
-                raise VoiceError("give either a voice or a reference clip, not both")
-            chosen, reference = None, self._reference(ref_audio, ref_text)
-        prompt = self._prompts.build(
-            spoken, speaker=chosen.token if chosen else "", reference=reference
-        )
-        request = Request(
-            prompt, self._max_frames(max_seconds, prompt.columns.shape[1], spoken), sampling, seed
-        )
-        self.engine.check_budget(request)
-        return Stream(self._chunks(request, spoken, chosen.name if chosen else None, started))
+        longest = None if max_seconds is None else self._longest(max_seconds)
+        speakable(text)  # before the voice is read, which may take long
+        speaker, reference, name = self._voice(voice, ref_audio, ref_text)
+        language = next((v.language for v in self.voices if v.token == speaker), "")
 
-    def register(self, clip: str | Path, transcript: str) -> Reference:
-        """Encode a clip (at most 30 s) into the codes that make a reference voice."""
-        return self._reference(clip, transcript)
+        def rewritten(words: str) -> str:
+            if not normalise:
+                return words
+            from warble_mlx.normalise import normalised  # only wanted by a few
+
+            return normalised(words, language)
+
+        def prompt_of(words: str) -> Prompt:
+            return self._prompts.build(words, speaker=speaker, reference=reference)
+
+        limit = part_limit(
+            self.config,
+            prompt_of("a").columns.shape[1],
+            self.default_max_frames,
+            self.max_text_characters,
+            own_voice=not speaker and reference is None,
+        )
+        parts = split(text, limit, language or DEFAULT_LANGUAGE, rewritten)
+        plan = Plan(
+            parts,
+            speaker,
+            reference,
+            name,
+            sampling,
+            seed,
+            pause_s,
+            longest,
+            retry=0 if sampling.greedy else retry,
+            warnings=language_doubts(joined(parts), name, language),
+        )
+        first = plan.spoken[0].text
+        prompt = prompt_of(first)
+        frames = utterance_frames(
+            self.config, self.default_max_frames, prompt.columns.shape[1], first
+        )
+        # A wish that one utterance can never fulfil is refused; a longer text may use it up.
+        if len(parts) == 1 and longest is not None:
+            frames = longest
+        self.engine.check_budget(Request(prompt, frames, sampling, seed))
+        return plan
+
+    def perform(
+        self, plan: Plan, earlier: Progress = NOTHING_DONE, *, keep_samples: bool = False
+    ) -> Stream:
+        """Speak a plan, or what is left of it after the finished pieces of an `earlier` stream."""
+        reading = Reading(
+            plan, self.engine, self._prompts, self._decoder, self.default_max_frames, earlier
+        )
+        return Stream(reading, self.name, self.sample_rate, keep_samples)
+
+    def register(
+        self,
+        clip: str | Path,
+        transcript: str,
+        name: str | None = None,
+        *,
+        description: str = "",
+        language: str = "",
+        clip_seconds: Span | None = None,
+    ) -> RegisteredVoice:
+        """Make a voice of a clip (0.3 to 30 s) and what is said in it: pass it as `voice=`.
+
+        name: needed only to `save` it. clip_seconds: the part (begin, end) of the clip to use,
+        whose words the transcript then is. What may spoil the voice is in its `warnings`.
+
+        Raises AudioError, VoiceError, TextError; CheckpointError for a model without an encoder.
+        """
+        named = "" if name is None else check_free(name, self._voices)
+        description, language = check_description(description), check_language(language)
+        samples, spoken, info = prepare_clip(clip, transcript, clip_seconds)
+        return RegisteredVoice(
+            name=named,
+            transcript=spoken,
+            codes=self._encode(samples),
+            codec=self._codec,
+            description=description,
+            language=language,
+            clip_seconds=info.seconds,
+            clip_sample_rate=info.sample_rate,
+            warnings=info.warnings,
+        )
 
     # ------------------------------------------------------------------ parts of a call
-
-    def _check_length(self, text: str) -> None:
-        limit = self.max_text_characters
-        if limit is not None and len(text) > limit:
-            raise TextError(
-                f"the text has {len(text)} characters, but this model was trained on at most"
-                f" {limit} at a time: speak it sentence by sentence"
-            )
 
     def _sampling(
         self, temperature: float | None, top_p: float | None, top_k: int | None, greedy: bool
@@ -281,29 +480,72 @@ class Warble:
             raise WarbleError(f"top_k must be 0 or more, not {chosen.top_k}")
         return Sampling(0.0, chosen.top_p, chosen.top_k) if greedy else chosen
 
-    def _max_frames(self, max_seconds: float | None, prompt: int, text: str) -> int:
-        """Frames allowed. Without a wish: the model's default, or what is left of the context."""
-        rate = self.config.frame_rate_hz
-        if max_seconds is not None:
-            if not (math.isfinite(max_seconds) and max_seconds > 0):
-                raise BudgetError(f"max_seconds must be more than 0, not {max_seconds}")
-            return math.ceil(min(max_seconds, 1e6) * rate)
-        room = self.config.max_seq_len - prompt
-        needed = math.ceil(len(text) / MAX_CHARACTERS_PER_SECOND * rate)
-        if room < needed:
-            raise BudgetError(
-                f"the prompt has {prompt} positions and the text needs at least {needed} frames,"
-                f" but the context holds {self.config.max_seq_len}: shorten the text or the"
-                " reference clip"
-            )
-        return min(self.default_max_frames, room)
+    def _longest(self, max_seconds: float) -> int:
+        """Frames of the longest speech allowed."""
+        if not (math.isfinite(max_seconds) and max_seconds > 0):
+            raise BudgetError(f"max_seconds must be more than 0, not {max_seconds}")
+        return math.ceil(min(max_seconds, 1e6) * self.config.frame_rate_hz)
+
+    @cached_property
+    def _codec(self) -> Codec:
+        return Codec.of(self.folder, self.config, self._raw_config)
+
+    def _voice(
+        self,
+        voice: str | int | Path | RegisteredVoice | None,
+        ref_audio: str | Path | None,
+        ref_text: str | None,
+    ) -> tuple[str, Reference | None, str | None]:
+        """What was asked for, as speaker token, reference and name."""
+        if ref_audio is not None or ref_text is not None:
+            if voice is not None:
+                raise VoiceError("give either a voice or a reference clip, not both")
+            return "", self._reference(ref_audio, ref_text), None
+        if voice is None:
+            own = self.default_voice
+            return (own.token, None, own.name) if own else ("", None, None)
+        if isinstance(voice, Path):
+            voice = read_voice(voice)
+        found = voice if isinstance(voice, RegisteredVoice) else self._named(voice)
+        if isinstance(found, Voice):
+            return found.token, None, found.name
+        found.check_codec(self._codec, self.config.frame_rate_hz)
+        return "", found.reference, found.name or None
+
+    def _named(self, wanted: str | int) -> Voice | RegisteredVoice:
+        """A voice of the model, else one of the voice folder; VoiceError that lists both."""
+        try:
+            return self._voices.find(wanted)
+        except VoiceError as error:
+            name = str(wanted)
+            if is_number(name):
+                raise
+            if name.endswith(SUFFIX):
+                raise VoiceError(f"no voice {name!r}: a voice file is given as a Path") from None
+            found = find_registered(name)
+            if found is None:
+                known = ", ".join(voice_files())
+                raise VoiceError(f"{error}; registered: {known or 'none'}") from None
+            return found
 
     def _reference(self, clip: str | Path | None, transcript: str | None) -> Reference:
-        if clip is None or transcript is None:
-            missing = "clip" if clip is None else "transcript"
-            raise VoiceError(f"a reference needs its {missing}: give clip and transcript together")
-        transcript = speakable(transcript, "transcript")
-        samples, _ = read_clip(Path(clip))
+        if clip is None:
+            raise VoiceError(
+                "a reference needs its clip: give clip and transcript together"
+                " (reference-audio-required)"
+            )
+        if transcript is None:
+            raise VoiceError(
+                "a reference needs its transcript: give clip and transcript together"
+                " (reference-text-required)"
+            )
+        samples, spoken, info = prepare_clip(clip, transcript)
+        for doubt in info.warnings:
+            warnings.warn(doubt, VoiceWarning, stacklevel=5)
+        return Reference(spoken, self._encode(samples))
+
+    def _encode(self, samples: npt.NDArray[np.float32]) -> npt.NDArray[np.int32]:
+        """Codes int32 [10, frames] of mono samples [n] at 44.1 kHz."""
         if self._encoder is None:
             path = self.folder / ENCODER_FILE
             if not path.is_file():
@@ -315,48 +557,7 @@ class Warble:
             load_strictly(encoder, path, mx.float32, {})
             self._encoder = encoder
         codes, lengths = self._encoder.encode(mx.array(samples)[None], self._decoder.quantizer)
-        return Reference(transcript, np.array(codes[0, :, : lengths[0]]))
-
-    def _chunks(
-        self, request: Request, text: str, voice: str | None, started: float
-    ) -> Iterator[Chunk | Speech]:
-        state = self._decoder.initial_state(1)
-        frames: list[npt.NDArray[np.int32]] = []
-        pieces: list[npt.NDArray[np.float32]] = []
-        decoded, codec_s, first_audio_s = 0, 0.0, math.nan
-        reason: FinishReason | None = None
-        emissions = self.engine.generate([request])
-        while reason is None:
-            emission = next(emissions)
-            reason = emission.finish_reason
-            if emission.codes is not None:
-                frames.append(emission.codes)
-            ready = len(frames) - decoded
-            if ready < (NEXT_CHUNK if decoded else FIRST_CHUNK) and (reason is None or not ready):
-                continue
-            begin = time.perf_counter()
-            codes = mx.array(np.stack(frames[decoded:], axis=1))[None]
-            samples, state = self._decoder.step(codes, state)
-            pieces.append(np.array(samples[0]))
-            now = time.perf_counter()
-            codec_s += now - begin
-            if not decoded:
-                first_audio_s = now - started
-            yield Chunk(pieces[-1], decoded, len(frames))
-            decoded = len(frames)
-        total_s = time.perf_counter() - started
-        empty = np.zeros((self.config.num_codebooks, 0), np.int32)
-        yield Speech(
-            samples=np.concatenate(pieces) if pieces else np.zeros(0, np.float32),
-            sample_rate=self.sample_rate,
-            codes=np.stack(frames, axis=1) if frames else empty,
-            finish_reason=reason,
-            seed=request.seed,
-            text=text,
-            voice=voice,
-            model=self.name,
-            timings=Timings(first_audio_s, total_s - codec_s, codec_s, total_s),
-        )
+        return np.array(codes[0, :, : lengths[0]]).astype(np.int32)
 
 
 def _checked_seed(seed: int) -> int:

@@ -58,6 +58,11 @@ class VoiceList(msgspec.Struct, frozen=True):
         raise VoiceError(f"no voice {name!r}; this model has: {known}")
 
 
+def is_number(name: str) -> bool:
+    """Whether a name is a number or `speaker N`, which choose a model's own voices."""
+    return _NUMBER.fullmatch(name.strip()) is not None
+
+
 def read_voices(folder: Path) -> VoiceList:
     """Read `folder`/voices.json; a model without the file has no named voices."""
     path = folder / "voices.json"

@@ -116,22 +116,13 @@ def bundle_subject(
     from warble_mlx.weights import MODEL_FILE
 
     warble = load(model, dtype=dtype, offline=offline)
-    config, voice = warble.config, warble.default_voice
+    config, voice, decoder = warble.config, warble.default_voice, warble._decoder
     prompt = PromptBuilder.from_folder(warble.folder, config).build(
         TEXT, speaker=voice.token if voice else ""
     )
 
     def request(seed: int, frames: int) -> Request:
         return Request(prompt, frames, warble.defaults, seed)
-
-    def speak(seed: int, frames: int) -> SpeechTimes:
-        seconds = frames / config.frame_rate_hz
-        with warble.stream(TEXT, seed=seed, max_seconds=seconds) as chunks:
-            for _ in chunks:
-                pass
-        speech = chunks.speech
-        times = speech.timings
-        return SpeechTimes(times.first_audio_s, times.codec_s, times.total_s, speech.seconds)
 
     stored = stored_packing(warble.folder)
     gpu = on_gpu()
@@ -145,7 +136,7 @@ def bundle_subject(
         compiled=gpu,
         engine=warble.engine,
         request=request,
-        speak=speak,
+        speak=lambda seed, frames: stream(warble.engine, decoder, request(seed, frames)),
     )
 
 

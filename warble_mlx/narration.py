@@ -1,0 +1,458 @@
+"""A long text spoken into a file, piece by piece, so that a killed run can go on.
+
+While it runs, two files stand beside the target: `book.wav.part`, a WAV that holds every finished
+piece and can be listened to, and `book.wav.journal`, one JSON line for what was asked and one for
+each finished piece. A piece is on the disk before its line is, so the journal never promises more
+than the part holds; what the part holds beyond it is cut off when the run goes on. At the end the
+part becomes the target: renamed if it is a WAV that needs no change of level, else encoded.
+
+Going on is allowed only for the same text, voice, model and settings: the samples are then those
+of a run that was never stopped.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TextIO
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+from tqdm import tqdm
+
+from warble_mlx import __version__
+from warble_mlx.audio import FORMATS, PEAK_LIMIT, Format, check_target, checked, format_of
+from warble_mlx.errors import AudioError, WarbleError
+from warble_mlx.reading import MIN_CHARACTERS_PER_SECOND, Piece, Plan, Progress
+from warble_mlx.splitting import weight
+
+if TYPE_CHECKING:
+    from warble_mlx.speech import Speech, Warble
+
+PART_SUFFIX = ".part"
+JOURNAL_SUFFIX = ".journal"
+_VERSION = 1
+_BLOCK = 1 << 18  # samples copied at a time
+_RIFF_LIMIT = 2**32 - 2**16  # bytes; beyond it a WAV is an RF64
+_ENCODER_ROUNDS = 4  # of lowering the level until a lossy format's own overshoot fits, too
+
+Samples = npt.NDArray[np.float32]
+
+
+class Entry(NamedTuple):
+    """One finished piece as the journal has it."""
+
+    piece: Piece
+    codes: npt.NDArray[np.int32]  # [10, frames]
+    peak: float  # of its samples
+    total_s: float  # taken until then, from the first run on
+    codec_s: float
+    retries: int
+
+
+class Journal(NamedTuple):
+    """What an unfinished run has left."""
+
+    wanted: dict[str, Any]
+    entries: tuple[Entry, ...]
+    length: int  # bytes of its whole lines
+
+    @property
+    def seed(self) -> int:
+        """The seed of that run."""
+        return int(self.wanted["seed"])
+
+    @property
+    def progress(self) -> Progress:
+        """Where a reading has to go on."""
+        if not self.entries:
+            return Progress()
+        last = self.entries[-1]
+        return Progress(
+            tuple(entry.piece for entry in self.entries),
+            tuple(entry.codes for entry in self.entries),
+            last.total_s,
+            last.codec_s,
+            last.retries,
+        )
+
+
+def part_of(target: Path) -> Path:
+    """The file that grows while `target` is made."""
+    return target.with_name(target.name + PART_SUFFIX)
+
+
+def journal_of(target: Path) -> Path:
+    """The journal of `target`."""
+    return target.with_name(target.name + JOURNAL_SUFFIX)
+
+
+def unfinished(target: Path) -> Journal:
+    """The journal of an unfinished run that wrote `target`.
+
+    Raises WarbleError if there is none, or nothing in it can be used.
+    """
+    path = journal_of(target)
+    try:
+        raw = path.read_bytes()
+    except FileNotFoundError:
+        done = f" ({target} is there: it may be finished)" if target.exists() else ""
+        raise WarbleError(
+            f"there is nothing to resume: {path} does not exist{done}; leave --resume out to start"
+        ) from None
+    except OSError as error:
+        raise WarbleError(f"{path} cannot be read: {error.strerror or error}") from error
+    whole = raw[: raw.rfind(b"\n") + 1]  # a kill may have torn the last line
+    try:
+        first, *rest = [json.loads(line) for line in whole.splitlines()]
+        if first["version"] != _VERSION:
+            raise ValueError("another version")
+        return Journal(first, tuple(map(_entry, rest)), len(whole))
+    except (ValueError, KeyError, TypeError) as error:
+        raise WarbleError(
+            f"{path} is no journal of this version: delete it and {part_of(target).name}, and"
+            " start without --resume"
+        ) from error
+
+
+def wanted_of(warble: Warble, plan: Plan) -> dict[str, Any]:
+    """What decides on the samples: digests of text, voice, model and settings; and the seed.
+
+    The number of retries does not: what is finished stays as it is with any.
+    """
+    voice: list[object] = [plan.speaker]
+    if plan.reference is not None:
+        voice += [plan.reference.text, np.asarray(plan.reference.codes, np.int32).tolist()]
+    files = sorted(path for path in warble.folder.iterdir() if path.is_file())
+    model = [
+        (warble.folder / "config.json").read_text("utf-8"),
+        [(path.name, path.stat().st_size) for path in files],
+        warble.dtype,
+    ]
+    sampling = plan.sampling
+    settings = [
+        sampling.temperature, sampling.top_p, sampling.top_k, plan.pause_s, plan.longest,
+    ]  # fmt: skip
+    return {
+        "version": _VERSION,
+        "program": __version__,
+        "seed": plan.seed,
+        "text": _digest([list(part) for part in plan.parts]),
+        "voice": _digest(voice),
+        "model": _digest(model),
+        "settings": _digest(settings),
+    }
+
+
+def narrate_text(
+    warble: Warble, text: str, target: Path, *, resume: bool, **options: Any
+) -> tuple[Speech, bool]:
+    """`narrate` from the start, or from where an earlier run was stopped, whose seed it takes.
+
+    options: `seed` and others of `Warble.say`; `keep_cut`, `bar` and `tell` of `narrate`.
+    """
+    own = {name: options.pop(name) for name in ("keep_cut", "bar", "tell") if name in options}
+    earlier = unfinished(target) if resume else None
+    if earlier is not None and options.get("seed") is None:
+        options["seed"] = earlier.seed
+    return narrate(warble, warble.plan(text, **options), target, earlier=earlier, **own)
+
+
+def narrate(
+    warble: Warble,
+    plan: Plan,
+    target: Path,
+    *,
+    earlier: Journal | None = None,
+    keep_cut: bool = False,
+    bar: TextIO | None = None,
+    tell: Callable[[str], None] | None = None,
+) -> tuple[Speech, bool]:
+    """Speak `plan` into the file `target`; the speech, and whether the file was made.
+
+    earlier: the journal of the run to go on with (`unfinished`). keep_cut: make the file even if
+    a piece was cut by its budget; without it the part and its journal stay, for another decision.
+    bar: where to draw progress. tell: gets a sentence on how to go on, if it is worth while.
+
+    After an exception, Ctrl-C included, the part and the journal stay if a piece is finished.
+
+    Raises WarbleError if the earlier run was another one or if one is unfinished, and whatever
+    speaking raises; AudioError for a file that cannot be written.
+    """
+    check_target(target)
+    target = Path(os.path.realpath(target))  # through a link, not over it
+    kind = format_of(target)
+    wanted = wanted_of(warble, plan)
+    if earlier is not None:
+        _check_same(earlier.wanted, wanted, target)
+    peaks = [entry.peak for entry in earlier.entries] if earlier else []
+    progress = earlier.progress if earlier else Progress()
+    with _writable(target), _Files(target, plan, warble.sample_rate, wanted, earlier) as files:
+        stream = warble.perform(plan, progress)
+        try:
+            with _Bar(plan, warble.sample_rate, progress, bar) as shown:
+                waiting: list[Samples] = []  # of the piece that is being made
+                known = len(progress.pieces)
+                ended = False
+                while not ended:
+                    chunk = next(stream, None)
+                    ended = chunk is None
+                    if len(stream.pieces) > known or ended:
+                        samples = np.concatenate(waiting) if waiting else np.zeros(0, np.float32)
+                        waiting = []
+                        peaks.append(files.add(samples, stream.progress, known))
+                        known = len(stream.pieces)
+                        shown.update(stream.progress)
+                    if chunk is not None:
+                        waiting.append(chunk.samples)
+        except BaseException:
+            stream.close()
+            if known and tell:
+                tell(
+                    f"{known} of {len(plan.spoken)} pieces are kept in {part_of(target)}: the same"
+                    f" command with --resume goes on from there (seed {plan.seed})"
+                )
+            raise
+        speech = stream.speech
+        if speech.finish_reason == "length" and not keep_cut:
+            if tell:
+                cut = [i for i, p in enumerate(speech.pieces, 1) if p.finish_reason == "length"]
+                tell(
+                    f"pieces that were cut: {', '.join(map(str, cut)) or 'those not begun'}; the"
+                    f" speech is kept in {part_of(target)}, and the same command with --resume"
+                    " --allow-truncated makes the file of it"
+                )
+            return speech, False
+        files.close()
+        finish(part_of(target), target, kind, max(peaks, default=0.0))
+        journal_of(target).unlink()
+    return speech, True
+
+
+class _Files:
+    """The part and the journal of one run. Leaving it with nothing finished removes both."""
+
+    def __init__(
+        self,
+        target: Path,
+        plan: Plan,
+        sample_rate: int,
+        wanted: dict[str, Any],
+        earlier: Journal | None,
+    ) -> None:
+        self._part, self._path = part_of(target), journal_of(target)
+        self._entries = len(earlier.entries) if earlier else 0
+        if earlier is None:
+            for path in (self._path, self._part):
+                if path.exists():
+                    raise WarbleError(
+                        f"{path} of an unfinished run is in the way: go on with it by --resume, or"
+                        " delete it"
+                    )
+            slowest_s = weight(plan.text) / MIN_CHARACTERS_PER_SECOND
+            large = slowest_s * sample_rate * 2 > _RIFF_LIMIT
+            container = "RF64" if large else "WAV"
+            soundfile.SoundFile(
+                self._part, "w", sample_rate, 1, format=container, subtype="PCM_16"
+            ).close()
+            self._journal: BinaryIO = self._path.open("xb")
+            self._write(wanted)
+        else:
+            self._cut_back(earlier.progress)
+            self._journal = self._path.open("r+b")
+            self._journal.truncate(earlier.length)
+            self._journal.seek(earlier.length)
+
+    def _cut_back(self, progress: Progress) -> None:
+        """Remove what the part holds beyond the last piece in the journal."""
+        length = progress.pieces[-1].samples[1] if progress.pieces else 0
+        try:
+            with soundfile.SoundFile(self._part, "r+") as file:
+                if file.frames < length:
+                    raise WarbleError(
+                        f"{self._part} holds {file.frames} samples, but its journal promises"
+                        f" {length}: delete both and start without --resume"
+                    )
+                file.truncate(length)
+        except soundfile.SoundFileError as error:
+            raise WarbleError(
+                f"{self._part} cannot be read: {error}; delete it and its journal, and start"
+                " without --resume"
+            ) from error
+
+    def add(self, samples: Samples, progress: Progress, known: int) -> float:
+        """Write samples, then the entries of the pieces from `known` on; the samples' peak."""
+        peak = 0.0
+        if samples.size:
+            peak = float(np.abs(checked(samples)).max())
+            with soundfile.SoundFile(self._part, "r+") as file:
+                file.seek(0, soundfile.SEEK_END)
+                file.write(samples)
+            with self._part.open("rb") as raw:
+                os.fsync(raw.fileno())
+        for number in range(known, len(progress.pieces)):
+            piece, codes = progress.pieces[number], progress.codes[number]
+            self._write(
+                {
+                    "text": piece.text,
+                    "seed": piece.seed,
+                    "finish_reason": piece.finish_reason,
+                    "samples": piece.samples,
+                    "frames": piece.frames,
+                    "books": len(codes),
+                    "codes": base64.b64encode(codes.astype("<i2").tobytes()).decode(),
+                    "peak": peak,
+                    "total_s": progress.total_s,
+                    "codec_s": progress.codec_s,
+                    "retries": progress.retries,
+                }
+            )
+            self._entries += 1
+        return peak
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._journal.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        self._journal.flush()
+        os.fsync(self._journal.fileno())
+
+    def close(self) -> None:
+        self._journal.close()
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+        if not self._entries:
+            self._path.unlink(missing_ok=True)
+            self._part.unlink(missing_ok=True)
+
+
+class _Bar:
+    """Pieces, seconds of audio, RTF and time left, while a person watches."""
+
+    def __init__(
+        self, plan: Plan, sample_rate: int, progress: Progress, out: TextIO | None
+    ) -> None:
+        self._weights = [weight(part.text) for part in plan.spoken]
+        self._rate = sample_rate
+        self._bar = tqdm(
+            total=sum(self._weights),
+            initial=sum(self._weights[: len(progress.pieces)]),
+            file=out,
+            disable=out is None,
+            dynamic_ncols=True,
+            leave=False,
+            bar_format="{percentage:3.0f}% |{bar}| {desc}{remaining} left",
+        )
+        self._describe(progress)
+
+    def _describe(self, progress: Progress) -> None:
+        done, seconds = len(progress.pieces), 0.0
+        if progress.pieces:
+            seconds = progress.pieces[-1].samples[1] / self._rate
+        rtf = f"RTF {progress.total_s / seconds:.2f}, " if seconds else ""
+        self._bar.set_description_str(
+            f"{done}/{len(self._weights)} pieces, {seconds:.0f} s of audio, {rtf}"
+        )
+
+    def update(self, progress: Progress) -> None:
+        """Show how far it is."""
+        self._describe(progress)
+        self._bar.update(sum(self._weights[: len(progress.pieces)]) - self._bar.n)
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def finish(part: Path, target: Path, kind: str, peak: float) -> None:
+    """Make `target` of a finished part whose samples reach `peak`, and remove the part.
+
+    Like a short file it peaks at -0.1 dBFS at most, and is scaled as a whole if it must be.
+    """
+    wanted = FORMATS[kind]
+    level = min(1.0, PEAK_LIMIT / peak) if peak else 1.0
+    if kind == "wav" and level == 1:
+        os.replace(part, target)
+        return
+    made = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    try:
+        for _ in range(_ENCODER_ROUNDS):
+            _copy(part, made, wanted, level)
+            if not wanted.lossy:
+                break
+            over = max((float(np.abs(b).max()) for b in _blocks(made)), default=0.0) / PEAK_LIMIT
+            if over <= 1:
+                break
+            level /= over * 1.01
+        os.replace(made, target)
+    finally:
+        made.unlink(missing_ok=True)
+    part.unlink()
+
+
+def _copy(source: Path, out: Path, wanted: Format, level: float) -> None:
+    with soundfile.SoundFile(source) as file:
+        container, rate = wanted.container, file.samplerate
+        if container == "WAV":
+            container = file.format  # an RF64 stays one
+    with soundfile.SoundFile(out, "w", rate, 1, wanted.subtype, format=container) as file:
+        for block in _blocks(source):
+            file.write(block * np.float32(level))
+
+
+def _blocks(path: Path) -> Iterator[Samples]:
+    with soundfile.SoundFile(path) as file:
+        yield from file.blocks(_BLOCK, dtype="float32")
+
+
+@contextmanager
+def _writable(target: Path) -> Iterator[None]:
+    """A file that cannot be written, in the project's own words."""
+    try:
+        yield
+    except (OSError, soundfile.SoundFileError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise AudioError(f"{target} cannot be written: {reason}") from error
+
+
+def _check_same(old: dict[str, Any], new: dict[str, Any], target: Path) -> None:
+    changed = [name for name in ("text", "voice", "model", "settings", "seed", "program")
+               if old.get(name) != new[name]]  # fmt: skip
+    if changed:
+        verb = "is" if len(changed) == 1 and changed[0] != "settings" else "are"
+        raise WarbleError(
+            f"{target} cannot be resumed: {' and '.join(changed)} {verb} not as before. Give the"
+            f" same command again, or delete {part_of(target).name} and"
+            f" {journal_of(target).name} to start anew"
+        )
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, ensure_ascii=True).encode()).hexdigest()
+
+
+def _entry(line: dict[str, Any]) -> Entry:
+    begin, end = line["frames"]
+    codes = np.frombuffer(base64.b64decode(line["codes"]), "<i2").astype(np.int32)
+    piece = Piece(
+        line["text"], line["seed"], line["finish_reason"], tuple(line["samples"]), (begin, end)
+    )
+    return Entry(
+        piece,
+        codes.reshape(line["books"], end - begin),
+        line["peak"],
+        line["total_s"],
+        line["codec_s"],
+        line["retries"],
+    )
