@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import soundfile
-from golden_data import FOLDER
-from safetensors.numpy import load_file
+from golden_data import tensors
 
 from warble_mlx import health
 from warble_mlx.errors import SickError
@@ -140,9 +139,9 @@ def test_a_benchmark_of_speech_passes() -> None:
 # ------------------------------------------------------------------ streams of broken loads
 
 
-@pytest.mark.parametrize("name", sorted(load_file(FOLDER / "trap.safetensors")))
+@pytest.mark.parametrize("name", sorted(tensors("trap")))
 def test_broken_loads(name: str) -> None:
-    reason = reason_of(load_file(FOLDER / "trap.safetensors")[name], sizes=[256] * 10)
+    reason = reason_of(tensors("trap")[name], sizes=[256] * 10)
     if name.startswith("uninitialised"):
         assert reason == ("codes-all-zero" if name.endswith("sampled") else "codes-repeat")
     else:
