@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import soundfile
-from golden_data import tensors
+from golden_data import FOLDER, tensors
 
 from warble_mlx import health
 from warble_mlx.errors import SickError
