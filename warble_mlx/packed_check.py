@@ -60,6 +60,6 @@ def _compare(path: str, linear: nn.QuantizedLinear, rows: int, dtype: mx.Dtype) 
     if not worst < TOLERANCE[dtype]:  # also when it is not a number
         raise CheckpointError(
             f"{path}: products of {linear.bits}-bit weights with {rows} rows are off by"
-            f" {worst:.0%} with MLX {version('mlx')} on this device. Install another MLX version, or"
-            " use the bundle that this one was quantised from"
+            f" {worst:.0%} with MLX {version('mlx')} on this device. Install another MLX version,"
+            " or use the bundle that this one was quantised from"
         )
