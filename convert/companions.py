@@ -14,6 +14,8 @@ from warble_mlx.convert.source import Source, member
 from warble_mlx.errors import CheckpointError
 
 LONGEST_TEXT = "max_text_chars"
+# Set in bundles of models that were trained on text without typographic marks.
+PLAIN_PUNCTUATION = "plain_punctuation"
 GENERATION_DEFAULTS = {
     "temperature": 0.7,
     "top_k": 50,
@@ -86,6 +88,8 @@ def _generation(source: Source) -> dict[str, Any]:
                 f"{path or source.folder}: {name} is {value!r}, not a number from 0 up"
             )
         found[name] = value
+    if given.get(PLAIN_PUNCTUATION) is True:
+        found[PLAIN_PUNCTUATION] = True
     return found
 
 

@@ -68,6 +68,14 @@ def test_the_longest_text_is_kept(source: Path, tmp_path: Path) -> None:
         assert read(tmp_path / name / "config.json")["generation"]["max_text_chars"] == 170
 
 
+def test_plain_punctuation_survives_a_second_conversion(source: Path, tmp_path: Path) -> None:
+    synthetic.write_json(source / "generation_config.json", {"plain_punctuation": True})
+    convert(source, tmp_path / "out")
+    convert(tmp_path / "out", tmp_path / "again")
+    for name in ("out", "again"):
+        assert read(tmp_path / name / "config.json")["generation"]["plain_punctuation"] is True
+
+
 def test_provenance(source: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "out", source_id="someone/model", revision="abc")
     config = read(tmp_path / "out" / "config.json")

@@ -148,12 +148,12 @@ def dequantize(model: DualAR, dtype: mx.Dtype) -> None:
 
 def cast(model: DualAR, dtype: mx.Dtype) -> None:
     """Give everything but the embedding tables the dtype of activations, as loading does."""
-    weights = [
-        (name, value.astype(dtype))
-        for name, value in _parameters(model)
-        if mx.issubdtype(value.dtype, mx.floating) and not name.endswith("embeddings.weight")
-    ]
-    model.load_weights(weights, strict=False)  # the tables are left out on purpose
+
+    def wanted(name: str, value: mx.array) -> mx.array:
+        packed = not mx.issubdtype(value.dtype, mx.floating)
+        return value if packed or name.endswith("embeddings.weight") else value.astype(dtype)
+
+    model.load_weights([(name, wanted(name, value)) for name, value in _parameters(model)])
 
 
 def layout(config: ModelConfig, default: Packing | None) -> DualAR:
