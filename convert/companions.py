@@ -12,6 +12,7 @@ import msgspec
 from warble_mlx.config import ModelConfig
 from warble_mlx.convert.source import Source, member
 from warble_mlx.errors import CheckpointError
+from warble_mlx.voices import Voice, VoiceList, read_voices
 
 LONGEST_TEXT = "max_text_chars"
 # Set in bundles of models that were trained on text without typographic marks.
@@ -33,23 +34,6 @@ WARBLE_VOICES = (
     ("Speaker 5", "Fifth voice of the checkpoint"),
 )
 WARBLE_DEFAULT_VOICE = 2
-
-
-class Voice(msgspec.Struct):
-    """One entry of voices.json: a voice of the checkpoint, chosen by text before the sentence."""
-
-    id: int
-    name: str
-    token: str
-    language: str
-    description: str
-
-
-class Voices(msgspec.Struct):
-    """voices.json: the voices, and the id of the one that speaks when none is asked for."""
-
-    default: int | None
-    voices: list[Voice]
 
 
 def bundle_config(
@@ -147,22 +131,17 @@ def write_voices(source: Source, source_id: str, stage: Path) -> None:
     """
     path = member(source.folder, "voices.json")
     if path:
-        try:
-            voices = msgspec.json.decode(path.read_bytes(), type=Voices)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path}: {error}") from error
-        if voices.default is not None and voices.default not in [v.id for v in voices.voices]:
-            raise CheckpointError(f"{path}: no voice has the default id {voices.default}")
+        read_voices(source.folder)
         shutil.copyfile(path, stage / path.name)
         return
-    found = Voices(default=None, voices=[])
+    found = VoiceList()
     if "warble" in source_id.rsplit("/", 1)[-1].lower():
-        found = Voices(
+        found = VoiceList(
             default=WARBLE_DEFAULT_VOICE,
-            voices=[
+            voices=tuple(
                 Voice(i, name, f"<|speaker:{i}|>", "en", description)
                 for i, (name, description) in enumerate(WARBLE_VOICES, 1)
-            ],
+            ),
         )
     write_json(stage / "voices.json", msgspec.to_builtins(found))
 

@@ -193,7 +193,7 @@ def test_voices_are_copied(source: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"default": 8}, "no voice has the default id 8"),
+        ({"default": 8}, "the default voice 8 is not in its list"),
         ({"voices": [{"id": 7}]}, "missing required field"),
         ({"voices": None}, "Expected `array`"),
     ],

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from warble_mlx.config import ModelConfig, read_config, read_config_json
-from warble_mlx.convert.companions import Voices
 from warble_mlx.convert.names import COMPONENTS, DECODER, ENCODER, FILES, MODEL, component_of
 from warble_mlx.convert.report import table
 from warble_mlx.errors import CheckpointError
 from warble_mlx.safetensors_file import Header, read_header
+from warble_mlx.voices import VoiceList, read_voices
 
 NEEDED = ("config.json", MODEL, DECODER, "tokenizer.json", "voices.json")
 _SHORT = {"BF16": "bf16", "F16": "fp16", "F32": "fp32"}
@@ -40,7 +38,7 @@ class BundleDescription:
     folder: Path
     config: ModelConfig
     parts: tuple[Part, ...]
-    voices: Voices
+    voices: VoiceList
     generation: Mapping[str, Any]
     quantization: Mapping[str, Any] | None
     provenance: Mapping[str, Any]
@@ -65,11 +63,7 @@ def describe_bundle(folder: Path) -> BundleDescription:
     for file in FILES:
         if (folder / file).is_file():
             parts += _parts(read_header(folder / file), file, quantization or {})
-    voices = folder / "voices.json"
-    try:
-        named = msgspec.json.decode(voices.read_bytes(), type=Voices)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{voices}: {error}") from error
+    named = read_voices(folder)
     return BundleDescription(
         folder=folder,
         config=config,
