@@ -168,7 +168,7 @@ class StaticEngine:
             if on_gpu:
                 torch.cuda.synchronize()
             known = max_frames
-        return self._cut(host[:known], ignore_eos)
+        return self._cut(host[:known].to(self.emitted.device), ignore_eos)
 
     def _cut(self, emitted: Tensor, ignore_eos: bool) -> Result:
         """Frames [F, B, 11] as codes [B, 10, F'] that are -1 from each row's EOS on."""
