@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,18 @@ from warble_mlx import backend, cli, doctor, player
 from warble_mlx.errors import CheckpointError
 from warble_mlx.speech import Speech, Timings
 
+GOLDEN = np.array(json.loads(doctor.SELF_TEST.read_text())["codes"], np.int32)
+FRAMES = GOLDEN.shape[1]
+
 
 class FakeWarble:
-    def __init__(self, frames: int = 35, finish: str = "stop", level: float = 0.1) -> None:
+    def __init__(self, frames: int = FRAMES, finish: str = "stop", level: float = 0.1) -> None:
         self.frames, self.finish, self.level = frames, finish, level
 
     def say(self, text: str, **options: Any) -> Speech:
         assert options == {"greedy": True, "seed": 0}
         samples = np.full(self.frames * 2048, self.level, np.float32)
-        codes = np.zeros((10, self.frames), np.int32)
+        codes = np.resize(GOLDEN, (10, self.frames)) if self.frames else GOLDEN[:, :0]
         timings = Timings(0.1, 0.1, 0.1, 0.2)
         finish: Any = self.finish
         return Speech(samples, 44_100, codes, finish, 0, text, None, "voice pack", timings)
@@ -46,10 +50,11 @@ def found(name: str) -> doctor.Check:
 def test_everything_is_examined(capfd: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["doctor"]) == 0
     out = capfd.readouterr().out
-    wanted = "python system warble-mlx mlx device dtype blas libraries caches self-test"
+    wanted = "python system warble-mlx mlx device dtype blas libraries memory disk caches self-test"
     for name in wanted.split():
         assert f"\n{name} " in f"\n{out}"
-    assert "35 frames, stop, RTF" in out
+    assert "\ngolden codes" in out
+    assert f"{FRAMES} frames, stop, RTF" in out
     assert out.splitlines()[-1].split(maxsplit=1) == ["result", "all is well"]
 
 
@@ -82,7 +87,33 @@ def test_sick_speech_is_a_problem(
     assert cli.main(["doctor"]) == 1
     out = capfd.readouterr().out
     assert f"problem: {words}" in out or (words in out and "problem: " in out)
-    assert out.splitlines()[-1].split(maxsplit=1) == ["result", "1 problem"]
+    assert out.splitlines()[-1].split(maxsplit=1)[1] in ("1 problem", "2 problems")
+
+
+def test_another_code_is_a_problem_in_float32_only() -> None:
+    speech = FakeWarble().say("", greedy=True, seed=0)
+    assert doctor.check_codes(speech, "float32").state == "good"
+    speech.codes[9, -1] += 1
+    wrong = doctor.check_codes(speech, "float32")
+    assert (wrong.name, wrong.state) == ("golden codes", "problem")
+    assert doctor.check_codes(speech, "bfloat16").found.startswith("not compared")
+
+
+def test_the_golden_codes_are_the_reference_engines() -> None:
+    pytest.importorskip("torch")
+    from reference.self_test import self_test
+
+    assert json.loads(doctor.SELF_TEST.read_text()) == self_test(doctor.SELF_TEST.parent)
+
+
+@pytest.mark.parametrize(("free", "states"), [(1e9, ["good", "note"]), (9e9, ["good", "good"])])
+def test_room(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: float, states: Any) -> None:
+    monkeypatch.setenv("WARBLE_CACHE", str(tmp_path / "not" / "yet"))
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(doctor.os, "sysconf", {"SC_PHYS_PAGES": 2**20, "SC_PAGE_SIZE": 4096}.get)
+    memory, disk = doctor.check_room()
+    assert [memory.state, disk.state] == states
+    assert ("WARBLE_CACHE" in disk.advice) == (free < 4e9)
 
 
 def test_missing_bundled_model_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,10 +163,11 @@ def test_blas(blas: backend.Blas, on_gpu: bool, state: str, words: str) -> None:
 def test_absent_extras_give_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "absent")
     advice = [check.advice for check in doctor.check_extras()]
-    assert advice == [
+    assert advice[:2] == [
         'for playing speech: pip install "warble-mlx[play]"',
         'for converting a codec.pth: pip install "warble-mlx[convert]"',
     ]
+    assert len(advice) == len(doctor.EXTRAS)
 
 
 @pytest.mark.parametrize("device", [True, False])

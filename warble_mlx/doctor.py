@@ -6,15 +6,24 @@ the package from doing its work; a "note" does not.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import platform
+import shutil
 from collections.abc import Iterator, Sequence
 from importlib import metadata
-from typing import Literal, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from warble_mlx import __version__, backend
 from warble_mlx.errors import WarbleError
 
+if TYPE_CHECKING:
+    from warble_mlx.speech import Speech
+
+# A sentence and the codes that the reference engine finds for it, greedily, in float32.
+SELF_TEST = Path(__file__).parent / "bundled" / "self_test.json"
 TEST_TEXT = "This is a short test."
 TEST_SECONDS = (0.4, 6.0)  # of speech that the test text can take
 LIBRARIES = ("numpy", "tokenizers", "huggingface_hub", "soundfile", "soxr", "msgspec", "click")
@@ -22,10 +31,18 @@ LIBRARIES = ("numpy", "tokenizers", "huggingface_hub", "soundfile", "soxr", "msg
 EXTRAS = (
     ("play", "sounddevice", "playing speech"),
     ("convert", "torch", "converting a codec.pth"),
+    ("av", "av", "clips in m4a, AAC, WebM and the like"),
+    ("text", "num2words", "numbers as words (--normalise)"),
+    ("quant", "mlx-lm", "quantising"),
+    ("bench", "matplotlib", "charts"),
 )
 # From this version on, loading the published model's own code with transformers leaves its RoPE
 # tables unset: it then speaks noise without an error.
 UNSAFE_TRANSFORMERS = 5
+# A full model takes about 1.8 GB to download and as much again once it is converted; 4-bit, it
+# speaks in about 1.6 GB of memory.
+DISK_BYTES = 4e9
+MEMORY_BYTES = 4e9
 
 State = Literal["good", "note", "problem"]
 
@@ -49,8 +66,9 @@ def examine() -> Iterator[Check]:
     yield Check("libraries", ", ".join(f"{name} {_version(name)}" for name in LIBRARIES))
     yield from check_extras()
     yield from check_transformers(_version("transformers"))
+    yield from check_room()
     yield check_cache()
-    yield check_speech()
+    yield from check_speech()
 
 
 def check_mlx() -> Iterator[Check]:
@@ -124,17 +142,41 @@ def check_cache() -> Check:
     return Check("caches", f"{constants.HF_HUB_CACHE}, {cache_folder()}{offline}")
 
 
-def check_speech() -> Check:
+def check_room() -> Iterator[Check]:
+    """Memory of the machine and space for models."""
+    from warble_mlx.hub import cache_folder
+
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    little = "little for a full model: quantise it to 4 bits (warble convert --bits 4)"
+    state: State = "good" if memory >= MEMORY_BYTES else "note"
+    yield Check("memory", f"{memory / 1e9:.1f} GB", state, little if state == "note" else "")
+    folder = cache_folder()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    full = "little for downloading and converting a full model; WARBLE_CACHE moves the folder"
+    state = "good" if free >= DISK_BYTES else "note"
+    yield Check("disk", f"{free / 1e9:.1f} GB free", state, full if state == "note" else "")
+
+
+def check_speech() -> Iterator[Check]:
     """Let the bundled voice speak a sentence, and look at what comes."""
     try:
-        import numpy as np
-
         import warble_mlx
 
         speech = warble_mlx.load().say(TEST_TEXT, greedy=True, seed=0)
-        level = float(np.sqrt(np.mean(np.square(speech.samples)))) if speech.seconds else 0.0
     except (WarbleError, ImportError) as error:
-        return Check("self-test", "failed", "problem", str(error))
+        yield Check("self-test", "failed", "problem", str(error))
+        return
+    yield check_sound(speech)
+    yield check_codes(speech, backend.default_dtype())
+
+
+def check_sound(speech: Speech) -> Check:
+    """Whether it can be the test sentence: its end, its length, its level."""
+    import numpy as np
+
+    level = float(np.sqrt(np.mean(np.square(speech.samples)))) if speech.seconds else 0.0
     found = (
         f"{speech.seconds:.2f} s of speech, {speech.codes.shape[-1]} frames,"
         f" {speech.finish_reason}, RTF {speech.rtf:.2f}, {speech.model}"
@@ -150,6 +192,21 @@ def check_speech() -> Check:
         return Check("self-test", found)
     advice = f"{wrong}: this MLX build computes wrong values, or the package's files are damaged"
     return Check("self-test", found, "problem", advice)
+
+
+def check_codes(speech: Speech, dtype: str) -> Check:
+    """Whether every code is the reference engine's. Only float32 promises that."""
+    codes = json.loads(SELF_TEST.read_text())["codes"]
+    if dtype != "float32":
+        return Check("golden codes", f"not compared: this device computes in {dtype}")
+    if speech.codes.tolist() == codes:
+        return Check("golden codes", f"all {speech.codes.size} equal the reference's")
+    return Check(
+        "golden codes",
+        "differ from the reference's",
+        "problem",
+        "this MLX build computes wrong values; warble verify shows where",
+    )
 
 
 def as_rows(checks: Sequence[Check]) -> list[tuple[str, str]]:
