@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from warble_mlx.backend import on_gpu, prepare
+# `python -m pytest` puts the tree in front, where some packages lie in other folders than they are
+# imported from. What is tested is what is installed.
+TREE = Path(__file__).resolve().parent.parent
+sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != TREE]
+
+from warble_mlx.backend import on_gpu, prepare  # noqa: E402
 
 prepare()  # before the first import of MLX, as the package does it
 

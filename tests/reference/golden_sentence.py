@@ -1,7 +1,7 @@
 """The codes that `warble doctor` holds its test sentence against.
 
     cd tests
-    python -m reference.self_test ../warble_mlx/bundled ../warble_mlx/bundled/self_test.json
+    python -m reference.golden_sentence ../warble_mlx/bundled ../warble_mlx/bundled/self_test.json
 
 To be run again for another bundled voice pack. Greedy, float32, the pack's default voice.
 """
@@ -20,7 +20,7 @@ from warble_mlx.voices import read_voices
 MOST_FRAMES = 200
 
 
-def self_test(folder: Path) -> dict[str, Any]:
+def golden_sentence(folder: Path) -> dict[str, Any]:
     """Text, voice and codes [10][frames]."""
     engine = open_engine(folder)
     voice = read_voices(folder).default_voice
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
-    args.out.write_text(json.dumps(self_test(args.bundle)) + "\n")
+    args.out.write_text(json.dumps(golden_sentence(args.bundle)) + "\n")
 
 
 if __name__ == "__main__":
