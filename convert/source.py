@@ -19,6 +19,7 @@ from warble_mlx.convert.names import DECODER, DROPPED, ENCODER, MODEL, OTHER_NET
 from warble_mlx.convert.stored import StoredTensor, stored_tensors
 from warble_mlx.convert.torch_file import read_pth
 from warble_mlx.errors import CheckpointError
+from warble_mlx.model_files import holds
 from warble_mlx.safetensors_file import Header, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -61,7 +62,7 @@ def member(folder: Path, name: str) -> Path | None:
     if PurePosixPath(name).name != name or "\\" in name or name in ("", ".", ".."):
         raise CheckpointError(f"{folder} names the file {name!r}: only plain file names are read")
     path = folder / name
-    if not path.exists():
+    if not holds(folder, name):
         return None
     root, target = folder.resolve(), path.resolve()
     roots = [root]

@@ -41,11 +41,19 @@ def missing_files(folder: Path) -> list[str]:
         wanted |= _shards(index)
     else:
         wanted.add("model.safetensors")
-    missing = sorted(name for name in wanted if not (folder / name).is_file())
+    missing = sorted(name for name in wanted if not holds(folder, name))
     codecs = (*CODEC_FILES, _named_codec(folder))
-    if not any((folder / name).is_file() for name in codecs):
+    if not any(holds(folder, name) for name in codecs):
         missing.append("the codec (codec_decoder.safetensors, codec.safetensors or codec.pth)")
     return missing
+
+
+def holds(folder: Path, name: str) -> bool:
+    """Whether `folder` has the file `name`; no folder has one whose name is too long."""
+    try:
+        return (folder / name).is_file()
+    except OSError:
+        return False
 
 
 def _shards(index: Path) -> set[str]:
