@@ -29,6 +29,7 @@ from warble_mlx.cli_base import (
     say_so,
 )
 from warble_mlx.errors import TextError, VoiceWarning
+from warble_mlx.options import MAX_RETRIES, MAX_SEED
 
 if TYPE_CHECKING:
     from warble_mlx.registered import RegisteredVoice
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
 
 FULL_MODEL = "scrappylabsai/warble"
 DEFAULT_FILE = "warble.wav"
-MAX_SEED = 2**32 - 1
-MAX_RETRIES = 3
 LONG_TEXT = 1000  # characters, about a minute; beyond it a file is written as it goes
 
 

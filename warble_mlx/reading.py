@@ -47,7 +47,6 @@ MAX_CHARACTERS_PER_SECOND = 25.0
 MIN_CHARACTERS_PER_SECOND = 8.0
 RESERVE = 64  # positions of the context that a part leaves free
 SHORTEST_LIMIT = 16  # characters; parts of less are no sentences
-DEFAULT_PAUSE_S = 0.25
 FADE_S = 0.005
 SILENT = 10 ** (-70 / 20)  # an edge up to this cannot be heard
 
