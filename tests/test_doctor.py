@@ -13,7 +13,7 @@ import pytest
 import warble_mlx
 from warble_mlx import backend, cli, doctor, player
 from warble_mlx.errors import CheckpointError
-from warble_mlx.speech import Speech, Timings
+from warble_mlx.results import Speech, Timings
 
 GOLDEN = np.array(json.loads(doctor.SELF_TEST.read_text())["codes"], np.int32)
 FRAMES = GOLDEN.shape[1]

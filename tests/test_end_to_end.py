@@ -212,9 +212,10 @@ def converted_source(tmp_path_factory: pytest.TempPathFactory) -> Warble:
 def test_the_public_names() -> None:
     public = {n for n in dir(Warble) if not n.startswith("_")}
     assert public == {
-        "default_voice", "perform", "plan", "register", "sample_rate", "say", "stream", "voices",
+        "astream", "default_voice", "perform", "plan", "register", "sample_rate", "say", "stream",
+        "voices",
     }  # fmt: skip
     assert set(warble_mlx.__all__) == {
-        "Chunk", "RegisteredVoice", "Speech", "Stream", "Voice", "Warble", "WarbleError",
-        "__version__", "load",
+        "AsyncStream", "Chunk", "RegisteredVoice", "Speech", "Stream", "Voice", "Warble",
+        "WarbleError", "__version__", "load",
     }  # fmt: skip

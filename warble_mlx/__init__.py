@@ -16,11 +16,14 @@ from warble_mlx.errors import WarbleError
 if TYPE_CHECKING:
     from warble_mlx.reading import Chunk
     from warble_mlx.registered import RegisteredVoice
-    from warble_mlx.speech import Speech, Stream, Warble, load
+    from warble_mlx.results import Speech
+    from warble_mlx.speech import Warble, load
+    from warble_mlx.streaming import AsyncStream, Stream
     from warble_mlx.voices import Voice
 
 __version__ = "0.1.0"
 __all__ = [
+    "AsyncStream",
     "Chunk",
     "RegisteredVoice",
     "Speech",
@@ -31,25 +34,27 @@ __all__ = [
     "__version__",
     "load",
 ]
+_HOMES = {
+    "AsyncStream": "streaming",
+    "Chunk": "reading",
+    "RegisteredVoice": "registered",
+    "Speech": "results",
+    "Stream": "streaming",
+    "Voice": "voices",
+    "Warble": "speech",
+    "load": "speech",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'warble_mlx' has no attribute {name!r}")
+    from importlib import import_module
+
     from warble_mlx.backend import prepare
 
     prepare()  # before the first import of MLX
-    if name == "Voice":
-        from warble_mlx.voices import Voice
-
-        return Voice
-    if name == "RegisteredVoice":
-        from warble_mlx.registered import RegisteredVoice
-
-        return RegisteredVoice
-    import warble_mlx.speech
-
-    return getattr(warble_mlx.speech, name)
+    return getattr(import_module(f"warble_mlx.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:

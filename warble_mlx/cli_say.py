@@ -125,6 +125,17 @@ def _refused_options(function: Callable[..., None]) -> Callable[..., None]:
     type=Number(0, 60),
     help="Seconds between sentences of a long text where it is split; twice that at blank lines.",
 )
+@option(
+    "--stream",
+    is_flag=True,
+    help="Write while speaking: -o - starts at once, and a FILE grows as FILE.part until it is"
+    " complete. What is played always starts at once.",
+)
+@option(
+    "--raw",
+    is_flag=True,
+    help="Stream 16-bit little-endian mono PCM (44,100 Hz) to stdout, without a header.",
+)
 @option("--resume", is_flag=True, help="Go on with a long text whose writing to -o was stopped.")
 @option("--allow-truncated", is_flag=True, help="Keep speech that --max-seconds has cut.")
 @json_option
@@ -151,6 +162,8 @@ def say(
     retry: int,
     normalise: bool,
     pause: float | None,
+    stream: bool,
+    raw: bool,
     resume: bool,
     allow_truncated: bool,
     as_json: bool,
@@ -162,7 +175,7 @@ def say(
 
     \b
       warble say "Hello there." -o hello.wav
-      echo "Hello there." | warble say -o - | aplay
+      echo "Hello there." | warble say --stream -o - | aplay
       warble say -m scrappylabsai/warble -v silas "Hello there."
     """
     if ctx.meta.get("warble.implicit"):
@@ -172,6 +185,11 @@ def say(
 
         list_voices(model, offline=offline, as_json=as_json)
         return
+    if raw:
+        given = ctx.get_parameter_source("output") is ParameterSource.COMMANDLINE
+        if given and output != "-":
+            raise click.UsageError("--raw writes to stdout: leave -o out, or give -o -", ctx)
+        output, stream = "-", True
     if resume and output in (None, "-"):
         raise click.UsageError("--resume needs the -o FILE of the run that was stopped", ctx)
     if as_json and output == "-":
@@ -221,7 +239,13 @@ def say(
     }
     if pause is not None:
         options["pause_s"] = pause
-    if output is not None and (resume or is_narration(words, output)):
+    is_live = output is None or (output == "-" and stream)
+    if output is None or is_live:
+        from warble_mlx.cli_live import speak_live
+
+        speech = speak_live(warble, words, output, raw, **options)
+        kept = allow_truncated or speech.finish_reason == "stop"
+    elif resume or is_narration(words, output, stream):
         from warble_mlx.narration import narrate_text
 
         speech, kept = narrate_text(
@@ -241,7 +265,7 @@ def say(
             deliver(speech, output)
     for doubt in speech.warnings:
         say_so(doubt)
-    report(warble, speech, place_of(output) if kept else None)
+    report(warble, speech, place_of(output) if kept or is_live else None)
     if kept and wanted is None and output is not None:
         say_so(
             f"there was nothing to play on, so {output} was written; playing needs a loudspeaker"
@@ -251,8 +275,9 @@ def say(
         emit(facts(warble, speech, output if kept else None))
     if not kept:
         say_so(
-            f"the speech was cut after {speech.seconds:.2f} s, before its end, so nothing was"
-            " written: allow more with --max-seconds, or keep it with --allow-truncated"
+            f"the speech was cut after {speech.seconds:.2f} s, before its end"
+            f"{'' if is_live else ', so nothing was written'}: allow more with --max-seconds, or"
+            f" {'accept' if is_live else 'keep'} it with --allow-truncated"
         )
         ctx.exit(TRUNCATED_STATUS)
 
@@ -333,21 +358,20 @@ def choose_output(ctx: click.Context, output: str | None) -> str | None:
     return output
 
 
-def is_narration(words: str, output: str) -> bool:
-    """Whether the text is so long that its file is written as it goes: only a file can be."""
-    if len(words) <= LONG_TEXT or output == "-":
+def is_narration(words: str, output: str, stream: bool) -> bool:
+    """Whether the file is written as it goes: because of its length, or as it was asked for."""
+    if output == "-" or (len(words) <= LONG_TEXT and not stream):
         return False
     target = Path(output)
-    return target.is_file() or not target.exists()
+    is_file = target.is_file() or not target.exists()
+    if stream and not is_file:
+        raise click.UsageError(f"--stream writes to a file or to -o -, and {output} is neither")
+    return is_file
 
 
-def deliver(speech: Speech, output: str | None) -> None:
-    """Play the speech, or write it to a file or stdout."""
-    if output is None:
-        from warble_mlx.player import play
-
-        play(speech.samples, speech.sample_rate)
-    elif output == "-":
+def deliver(speech: Speech, output: str) -> None:
+    """Write the speech to a file or to stdout."""
+    if output == "-":
         from warble_mlx.audio import encode
 
         emit(encode(speech.samples, speech.sample_rate, "wav"))

@@ -1,9 +1,9 @@
 """A long text spoken into a file, piece by piece, so that a killed run can go on.
 
-While it runs, two files stand beside the target: `book.wav.part`, a WAV that holds every finished
-piece and can be listened to, and `book.wav.journal`, one JSON line for what was asked and one for
-each finished piece. A piece is on the disk before its line is, so the journal never promises more
-than the part holds; what the part holds beyond it is cut off when the run goes on. At the end the
+While it runs, two files stand beside the target: `book.wav.part`, a WAV that grows chunk by chunk
+and can be listened to, and `book.wav.journal`, one JSON line for what was asked and one for each
+finished piece. A piece is on the disk before its line is, so the journal never promises more than
+the part holds; what the part holds beyond it is cut off when the run goes on. At the end the
 part becomes the target: renamed if it is a WAV that needs no change of level, else encoded.
 
 Going on is allowed only for the same text, voice, model and settings: the samples are then those
@@ -30,7 +30,7 @@ from tqdm import tqdm
 from warble_mlx import __version__
 from warble_mlx.audio import FORMATS, PEAK_LIMIT, Format, check_target, checked, format_of
 from warble_mlx.errors import AudioError, WarbleError
-from warble_mlx.reading import MIN_CHARACTERS_PER_SECOND, Piece, Plan, Progress
+from warble_mlx.reading import Piece, Plan, Progress
 from warble_mlx.splitting import weight
 
 if TYPE_CHECKING:
@@ -179,9 +179,10 @@ def narrate(
 
     earlier: the journal of the run to go on with (`unfinished`). keep_cut: make the file even if
     a piece was cut by its budget; without it the part and its journal stay, for another decision.
-    bar: where to draw progress. tell: gets a sentence on how to go on, if it is worth while.
+    bar: where to draw progress. tell: gets a sentence on what is left and how to go on.
 
-    After an exception, Ctrl-C included, the part and the journal stay if a piece is finished.
+    After an exception the part and the journal stay if a piece is finished, and hold the finished
+    ones. After Ctrl-C the part stays in any case, and holds all that was spoken.
 
     Raises WarbleError if the earlier run was another one or if one is unfinished, and whatever
     speaking raises; AudioError for a file that cannot be written.
@@ -192,33 +193,20 @@ def narrate(
     wanted = wanted_of(warble, plan)
     if earlier is not None:
         _check_same(earlier.wanted, wanted, target)
-    peaks = [entry.peak for entry in earlier.entries] if earlier else []
     progress = earlier.progress if earlier else Progress()
     with _writable(target), _Files(target, plan, warble.sample_rate, wanted, earlier) as files:
         stream = warble.perform(plan, progress)
         try:
             with _Bar(plan, warble.sample_rate, progress, bar) as shown:
-                waiting: list[Samples] = []  # of the piece that is being made
-                known = len(progress.pieces)
-                ended = False
-                while not ended:
-                    chunk = next(stream, None)
-                    ended = chunk is None
-                    if len(stream.pieces) > known or ended:
-                        samples = np.concatenate(waiting) if waiting else np.zeros(0, np.float32)
-                        waiting = []
-                        peaks.append(files.add(samples, stream.progress, known))
-                        known = len(stream.pieces)
+                for chunk in stream:
+                    if files.finish(stream.progress):
                         shown.update(stream.progress)
-                    if chunk is not None:
-                        waiting.append(chunk.samples)
-        except BaseException:
+                    files.write(chunk.samples)
+                files.finish(stream.progress)
+                shown.update(stream.progress)
+        except BaseException as error:
             stream.close()
-            if known and tell:
-                tell(
-                    f"{known} of {len(plan.spoken)} pieces are kept in {part_of(target)}: the same"
-                    f" command with --resume goes on from there (seed {plan.seed})"
-                )
+            files.stop(isinstance(error, KeyboardInterrupt), tell or _silent)
             raise
         speech = stream.speech
         if speech.finish_reason == "length" and not keep_cut:
@@ -231,13 +219,13 @@ def narrate(
                 )
             return speech, False
         files.close()
-        finish(part_of(target), target, kind, max(peaks, default=0.0))
+        finish(part_of(target), target, kind, files.peak)
         journal_of(target).unlink()
     return speech, True
 
 
 class _Files:
-    """The part and the journal of one run. Leaving it with nothing finished removes both."""
+    """The part and the journal of one run. Leaving it with nothing worth keeping removes both."""
 
     def __init__(
         self,
@@ -248,22 +236,27 @@ class _Files:
         earlier: Journal | None,
     ) -> None:
         self._part, self._path = part_of(target), journal_of(target)
-        self._entries = len(earlier.entries) if earlier else 0
+        self._plan, self._rate = plan, sample_rate
+        self._progress = earlier.progress if earlier else Progress()
+        peaks = [entry.peak for entry in earlier.entries] if earlier else []
+        self.peak = max(peaks, default=0.0)  # of everything written
+        self._piece_peak = 0.0  # of what was written since the last finished piece
+        self._unfinished = 0  # samples, likewise
+        self._keeps_part = False
         if earlier is None:
-            for path in (self._path, self._part):
-                if path.exists():
-                    raise WarbleError(
-                        f"{path} of an unfinished run is in the way: go on with it by --resume, or"
-                        " delete it"
-                    )
-            slowest_s = weight(plan.text) / MIN_CHARACTERS_PER_SECOND
-            large = slowest_s * sample_rate * 2 > _RIFF_LIMIT
+            # A part without a journal is what Ctrl-C left of a first piece.
+            if self._path.exists():
+                raise WarbleError(
+                    f"{self._path} of an unfinished run is in the way: go on with it by --resume,"
+                    " or delete it"
+                )
+            large = plan.slowest_s * sample_rate * 2 > _RIFF_LIMIT
             container = "RF64" if large else "WAV"
             soundfile.SoundFile(
                 self._part, "w", sample_rate, 1, format=container, subtype="PCM_16"
             ).close()
             self._journal: BinaryIO = self._path.open("xb")
-            self._write(wanted)
+            self._write_line(wanted)
         else:
             self._cut_back(earlier.progress)
             self._journal = self._path.open("r+b")
@@ -287,19 +280,25 @@ class _Files:
                 " without --resume"
             ) from error
 
-    def add(self, samples: Samples, progress: Progress, known: int) -> float:
-        """Write samples, then the entries of the pieces from `known` on; the samples' peak."""
-        peak = 0.0
-        if samples.size:
-            peak = float(np.abs(checked(samples)).max())
-            with soundfile.SoundFile(self._part, "r+") as file:
-                file.seek(0, soundfile.SEEK_END)
-                file.write(samples)
-            with self._part.open("rb") as raw:
-                os.fsync(raw.fileno())
-        for number in range(known, len(progress.pieces)):
-            piece, codes = progress.pieces[number], progress.codes[number]
-            self._write(
+    def write(self, samples: Samples) -> None:
+        """Append samples [n] to the part, whose header is right again afterwards."""
+        wave = checked(samples)
+        with soundfile.SoundFile(self._part, "r+") as file:
+            file.seek(0, soundfile.SEEK_END)
+            file.write(wave)
+        self._unfinished += wave.size
+        self._piece_peak = max(self._piece_peak, float(np.abs(wave).max()))
+
+    def finish(self, progress: Progress) -> bool:
+        """Enter the pieces that are finished now, all of whose samples are written; whether there
+        are any. What was written behind the last one, silence, belongs to it."""
+        known = len(self._progress.pieces)
+        if len(progress.pieces) == known:
+            return False
+        with self._part.open("rb") as raw:
+            os.fsync(raw.fileno())
+        for piece, codes in zip(progress.pieces[known:], progress.codes[known:], strict=True):
+            self._write_line(
                 {
                     "text": piece.text,
                     "seed": piece.seed,
@@ -308,16 +307,34 @@ class _Files:
                     "frames": piece.frames,
                     "books": len(codes),
                     "codes": base64.b64encode(codes.astype("<i2").tobytes()).decode(),
-                    "peak": peak,
+                    "peak": self._piece_peak,
                     "total_s": progress.total_s,
                     "codec_s": progress.codec_s,
                     "retries": progress.retries,
                 }
             )
-            self._entries += 1
-        return peak
+        self._progress = progress
+        self.peak = max(self.peak, self._piece_peak)
+        self._piece_peak, self._unfinished = 0.0, 0
+        return True
 
-    def _write(self, line: dict[str, Any]) -> None:
+    def stop(self, is_wanted: bool, tell: Callable[[str], None]) -> None:
+        """Keep what is worth it of an unfinished run: its finished pieces, and if a person wanted
+        it to stop the beginning of the next one, too. What was no speech goes."""
+        done = len(self._progress.pieces)
+        if not is_wanted and self._unfinished:
+            self._cut_back(self._progress)
+        if done:
+            tell(
+                f"{done} of {len(self._plan.spoken)} pieces are kept in {self._part}: the same"
+                f" command with --resume goes on from there (seed {self._plan.seed})"
+            )
+        elif is_wanted and self._unfinished:
+            self._keeps_part = True
+            seconds = self._unfinished / self._rate
+            tell(f"the {seconds:.2f} s that were spoken are kept in {self._part}, a WAV file")
+
+    def _write_line(self, line: dict[str, Any]) -> None:
         self._journal.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
         self._journal.flush()
         os.fsync(self._journal.fileno())
@@ -330,9 +347,14 @@ class _Files:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-        if not self._entries:
+        if not self._progress.pieces:
             self._path.unlink(missing_ok=True)
-            self._part.unlink(missing_ok=True)
+            if not self._keeps_part:
+                self._part.unlink(missing_ok=True)
+
+
+def _silent(_: str) -> None:
+    pass
 
 
 class _Bar:

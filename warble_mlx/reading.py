@@ -32,7 +32,7 @@ from warble_mlx.engine import Engine, FinishReason, Request, Sampling
 from warble_mlx.errors import BudgetError, SickError
 from warble_mlx.health import FrameMonitor, check_waveform
 from warble_mlx.prompt import PromptBuilder, Reference
-from warble_mlx.splitting import Part, joined
+from warble_mlx.splitting import Part, joined, weight
 
 Samples = npt.NDArray[np.float32]
 Codes = npt.NDArray[np.int32]
@@ -97,6 +97,17 @@ class Plan:
     def spoken(self) -> tuple[Part, ...]:
         """The parts that become pieces."""
         return tuple(part for part in self.parts if part.spoken)
+
+    @property
+    def slowest_s(self) -> float:
+        """Seconds that the words last at most, pauses between pieces left out."""
+        return weight(self.text) / MIN_CHARACTERS_PER_SECOND
+
+    def burst_s(self, frame_rate_hz: float) -> float:
+        """Seconds of the longest chunk: a piece where it may be tried again."""
+        if self.retry:
+            return max(weight(part.text) for part in self.spoken) / MIN_CHARACTERS_PER_SECOND
+        return NEXT_CHUNK / frame_rate_hz
 
 
 class Progress(NamedTuple):
@@ -206,8 +217,13 @@ class Reading:
         self._started = time.perf_counter() - done.total_s
         self._own_voice = not plan.speaker and plan.reference is None
         self._reference = plan.reference
+        self._is_stopped = False
         for piece, codes in zip(done.pieces, done.codes, strict=True):
             self._learn(piece, codes)
+
+    def stop(self) -> None:
+        """End `chunks` within a frame, the piece unfinished. Any thread may say so."""
+        self._is_stopped = True
 
     @property
     def total_s(self) -> float:
@@ -246,6 +262,8 @@ class Reading:
                 yield Chunk(samples, self.frames, self.frames)
             if part.spoken:
                 yield from self._speak(part.text, is_last=number + 1 == len(plan.parts))
+            if self._is_stopped:
+                return
         if cut or any(piece.finish_reason == "length" for piece in self.pieces):
             self.finish_reason = "length"
 
@@ -269,6 +287,8 @@ class Reading:
                 break
             try:
                 items = list(items)
+                if self._is_stopped:
+                    return
                 break
             except SickError:
                 if attempt == self.plan.retry:
@@ -310,6 +330,8 @@ class Reading:
         emissions = self._engine.generate([Request(prompt, budget, plan.sampling, seed)])
         while reason is None:
             emission = next(emissions)
+            if self._is_stopped:
+                return
             reason = emission.finish_reason
             if emission.codes is not None:
                 monitor.see(emission.codes)

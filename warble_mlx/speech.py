@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,7 +46,7 @@ from warble_mlx.registered import (
 from warble_mlx.results import Speech, Timings
 from warble_mlx.speakers import Speakers
 from warble_mlx.splitting import DEFAULT_LANGUAGE, joined, split
-from warble_mlx.streaming import Stream
+from warble_mlx.streaming import AsyncStream, Stream
 from warble_mlx.text import speakable
 from warble_mlx.voices import Voice
 from warble_mlx.weights import DECODER_FILE, load_dual_ar, load_strictly
@@ -52,7 +54,7 @@ from warble_mlx.weights import DECODER_FILE, load_dual_ar, load_strictly
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["Speech", "Stream", "Timings", "Warble", "load"]
+__all__ = ["AsyncStream", "Speech", "Stream", "Timings", "Warble", "load"]
 
 DTYPES = {"float32": mx.float32, "float16": mx.float16, "bfloat16": mx.bfloat16}
 
@@ -107,7 +109,7 @@ class Warble:
         return self.config.codec_sample_rate
 
     def say(self, text: str, **options: Unpack[Options]) -> Speech:
-        """Speak `text` and return it whole; the options are those of `warble_mlx.options.Options`.
+        """Speak `text` and return it whole. What may be asked: `warble_mlx.options.Options`.
 
         The text may have any length: it is spoken in pieces that share the voice, with `pause_s`
         seconds of silence between sentences where two pieces meet, and twice that between
@@ -132,6 +134,24 @@ class Warble:
         plan = self.plan(text, **options)
         earlier = Progress(total_s=time.perf_counter() - started)
         return self.perform(plan, earlier, keep_samples=keep_samples)
+
+    def astream(
+        self, text: str, *, keep_samples: bool = False, **options: Unpack[Options]
+    ) -> AsyncStream:
+        """`stream` for an event loop: `async for chunk in warble.astream("…")`.
+
+        Inputs are checked when the `async with` block is entered or the first chunk is asked for.
+        All such streams of a model share one thread and take turns chunk by chunk; do not speak
+        from another thread while one of them is waited for.
+        """
+        refuse_unknown(options)
+        return AsyncStream(
+            lambda: self.stream(text, keep_samples=keep_samples, **options), self._worker
+        )
+
+    @cached_property
+    def _worker(self) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(1, thread_name_prefix="warble")
 
     def plan(self, text: str, **options: Unpack[Options]) -> Plan:
         """Check everything and split the text, but generate nothing; as for `say`."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from warble_mlx.errors import SickError, WarbleError
-from warble_mlx.reading import Chunk, Piece, Progress, Reading
+from warble_mlx.reading import Chunk, Piece, Plan, Progress, Reading
 from warble_mlx.results import Speech, Timings
+
+_Result = TypeVar("_Result")
 
 
 class Stream(Iterator[Chunk]):
@@ -48,10 +53,23 @@ class Stream(Iterator[Chunk]):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def stop(self) -> None:
+        """Let the iteration end within a frame, wherever it runs: for another thread.
+
+        `speech` stays unavailable unless the stream had ended.
+        """
+        self._is_closed = True
+        self._reading.stop()
+
     def close(self) -> None:
         """Stop generating. `speech` stays unavailable unless the stream had ended."""
-        self._is_closed = True
+        self.stop()
         self._chunks.close()
+
+    @property
+    def plan(self) -> Plan:
+        """What is said, and how."""
+        return self._reading.plan
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
@@ -92,3 +110,74 @@ class Stream(Iterator[Chunk]):
             pieces=tuple(reading.pieces),
             streamed=None if kept is not None else reading.position,
         )
+
+
+class AsyncStream(AsyncIterator[Chunk]):
+    """A `Stream` for an event loop, which stays free while the model works.
+
+    Everything is computed in `worker`, one thread: MLX arrays belong to the thread that made
+    them. A chunk is made when it is asked for, so a slow reader slows the generation down.
+    Cancelling a task that waits here, `aclose`, or leaving the `async with` block stops the
+    generation within a frame; after that the stream is at its end.
+    """
+
+    def __init__(self, start: Callable[[], Stream], worker: Executor) -> None:
+        self._start, self._worker = start, worker
+        self._stream: Stream | None = None
+        self._is_closed = False
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        chunk = await self._in_worker(self._next)
+        if chunk is None:
+            raise StopAsyncIteration
+        return chunk
+
+    async def __aenter__(self) -> AsyncStream:
+        await self._in_worker(self._started)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Stop generating, and wait until that is done."""
+        self._stop()
+        if self._stream is not None:
+            await self._in_worker(self._stream.close)
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """As `Stream.pieces`."""
+        return self._stream.pieces if self._stream else ()
+
+    @property
+    def speech(self) -> Speech:
+        """As `Stream.speech`."""
+        if self._stream is None:
+            raise WarbleError("the stream has not begun: iterate over it first")
+        return self._stream.speech
+
+    async def _in_worker(self, work: Callable[[], _Result]) -> _Result:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._worker, work)
+        except asyncio.CancelledError:
+            self._stop()  # the thread cannot be cancelled, only asked
+            raise
+
+    def _stop(self) -> None:
+        self._is_closed = True
+        if self._stream is not None:
+            self._stream.stop()
+
+    def _started(self) -> Stream:
+        if self._stream is None:
+            self._stream = self._start()
+            if self._is_closed:  # in the meantime
+                self._stream.stop()
+        return self._stream
+
+    def _next(self) -> Chunk | None:
+        return None if self._is_closed else next(self._started(), None)
