@@ -62,6 +62,13 @@ def format_of(target: Path, wanted: str | None = None) -> str:
 
 def check_target(target: Path) -> None:
     """Raise AudioError if `target` cannot become an audio file, before any work is done for it."""
+    try:
+        target.stat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # a name that no file can have, among others
+        reason = getattr(error, "strerror", None) or error
+        raise AudioError(f"{str(target)[:100]!r} cannot be written: {reason}") from error
     format_of(target)
     if target.is_dir():
         raise AudioError(f"{target} is a folder: name a file in it")

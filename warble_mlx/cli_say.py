@@ -37,6 +37,13 @@ if TYPE_CHECKING:
 
 FULL_MODEL = "scrappylabsai/warble"
 DEFAULT_FILE = "warble.wav"
+# Byte order marks; that of UTF-32 begins with that of UTF-16.
+_OTHER_MARKS = (
+    (b"\xff\xfe\0\0", "UTF-32"),
+    (b"\0\0\xfe\xff", "UTF-32"),
+    (b"\xff\xfe", "UTF-16"),
+    (b"\xfe\xff", "UTF-16"),
+)
 LONG_TEXT = 1000  # characters, about a minute; beyond it a file is written as it goes
 
 
@@ -313,8 +320,9 @@ def read_text(ctx: click.Context, text: tuple[str, ...], file: str | None) -> st
         path = Path(str(file))
         try:
             words = decode(path.read_bytes(), str(path))
-        except OSError as error:
-            raise TextError(f"the text {path} cannot be read: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise TextError(f"the text {str(path)[:100]} cannot be read: {reason}") from error
     elif not text and file is None and is_terminal(sys.stdin):
         raise click.UsageError('no text: warble say "Hello there.", or --file, or a pipe', ctx)
     else:
@@ -326,8 +334,11 @@ def read_text(ctx: click.Context, text: tuple[str, ...], file: str | None) -> st
 
 def decode(raw: bytes, where: str) -> str:
     """UTF-8 text, with or without a byte order mark; TextError for anything else."""
-    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
-        raise TextError(f"{where} is UTF-16, not UTF-8: convert it with iconv -f UTF-16 -t UTF-8")
+    for mark, name in _OTHER_MARKS:
+        if raw.startswith(mark):
+            raise TextError(
+                f"{where} is {name}, not UTF-8: convert it with iconv -f {name} -t UTF-8"
+            )
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import stat
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,9 +68,7 @@ def read_file(path: Path, span: Span | None = None) -> FileSamples:
     file does not have.
     """
     begin, end = _checked_span(span)
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise AudioError(f"the clip {path} {what} (reference-unreadable)")
+    _check_is_file(path)
     try:
         with soundfile.SoundFile(path) as file:
             rate, channels = file.samplerate, file.channels
@@ -93,6 +92,29 @@ def read_file(path: Path, span: Span | None = None) -> FileSamples:
             f" {begin + len(found.wave) / found.sample_rate:.1f} s or earlier"
         )
     return found
+
+
+def _check_is_file(path: Path) -> None:
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        if isinstance(error, FileNotFoundError):
+            what = "does not exist"
+        else:
+            what = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise AudioError(f"the clip {str(path)[:100]} {what} (reference-unreadable)") from error
+    if stat.S_ISDIR(mode):
+        raise AudioError(f"the clip {path} is a folder (reference-unreadable)")
+    if not stat.S_ISREG(mode):
+        raise AudioError(
+            f"the clip {path} is a pipe or a device: save it to a file first (reference-unreadable)"
+        )
+    if path.suffix.lower() == ".raw":
+        raise AudioError(
+            f"the clip {path} is bare PCM, whose rate nobody can tell; convert it first, for"
+            f" example: ffmpeg -f s16le -ar 44100 -ac 1 -i {shlex.quote(str(path))}"
+            f" {shlex.quote(str(path.with_suffix('.wav')))} (reference-unreadable)"
+        )
 
 
 def _checked_span(span: Span | None) -> Span:
@@ -203,7 +225,9 @@ def _what(head: bytes, error: Exception) -> str:
     printable = sum(byte in b"\t\n\r\f" or 32 <= byte != 127 for byte in head)
     if printable == len(head):
         return "it is text, not audio"
-    return str(error).rpartition(": ")[2]
+    said = str(error).rpartition(": ")[2]
+    # What libsndfile says of a head that it mistakes for that of another kind of file.
+    return "its format is not known" if "regular file" in said else said
 
 
 def _conversion(path: Path) -> str:

@@ -22,6 +22,7 @@ from warble_mlx.text import disarm
 
 LANGUAGES = ("de", "en", "es", "fr", "it", "nl", "pl")  # written in Latin letters
 
+_SPACES = re.compile(r"[ \t]+")
 _FENCE = re.compile(r"^[ \t]*(```+|~~~+).*?(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 _REFERENCE = re.compile(r"^[ \t]*\[[^\]\n]+\]:[ \t]*\S+.*$", re.MULTILINE)
 _RULE = re.compile(
@@ -46,11 +47,13 @@ _TAG = re.compile(
     r"(?:\s+[\w-]+=(?:\"[^\"]*\"|'[^']*'))*\s*/?>",
     re.IGNORECASE,
 )
-_CODE = re.compile(r"(`+)(?!`)(.+?)(?<!`)\1(?!`)", re.DOTALL)
+# What marks enclose is bounded, or a text of many opening marks would take quadratic time.
+_CODE = re.compile(r"(`+)(?!`)(.{1,500}?)(?<!`)\1(?!`)", re.DOTALL)
 # Emphasis opens before a letter at a word's border and closes after one: CommonMark's rule,
 # but also for the star, so that 2*3*4 stays.
 _EMPHASIS = re.compile(
-    r"(?<![\w\\*_~])(\*{1,3}|_{1,3}|~~)(?=[^\s*_~])(.+?)(?<=[^\s\\*_~])\1(?![\w*_~])", re.DOTALL
+    r"(?<![\w\\*_~])(\*{1,3}|_{1,3}|~~)(?=[^\s*_~])(.{1,500}?)(?<=[^\s\\*_~])\1(?![\w*_~])",
+    re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\([\\`*_{}\[\]()#+.!>~|-])")
 _EMOJI = re.compile(
@@ -73,6 +76,7 @@ def normalised(text: str, language: str = "en") -> str:
 def without_markup(text: str) -> str:
     """Markdown and simple HTML as plain text; links keep their label, addresses their host."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = _SPACES.sub(" ", text)  # the patterns below take quadratic time over long runs
     for gone in (_FENCE, _REFERENCE, _RULE, _TABLE_RULE):
         text = gone.sub("", text)
     text = _TABLE_ROW.sub(lambda m: ", ".join(map(str.strip, m[1].split("|"))), text)

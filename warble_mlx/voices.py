@@ -51,11 +51,11 @@ class VoiceList(msgspec.Struct, frozen=True):
                 return Voice(int(number[1]), f"speaker {number[1]}", f"<|speaker:{number[1]}|>")
         if not self.voices:
             raise VoiceError(
-                f"no voice {name!r}: this model lists no voices; give a number for"
+                f"no voice {name[:60]!r}: this model lists no voices; give a number for"
                 " `<|speaker:N|>`, or a reference clip with its transcript"
             )
         known = ", ".join(f"{v.name} ({v.id})" for v in self.voices)
-        raise VoiceError(f"no voice {name!r}; this model has: {known}")
+        raise VoiceError(f"no voice {name[:60]!r}; this model has: {known}")
 
 
 def is_number(name: str) -> bool:
