@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from codec_models import load_decoder, load_encoder, small_config, write_small_codec
 from golden_data import assert_close, assert_same_codes
+from products import counted
 
 from warble_mlx.codec import CodecDecoder, CodecEncoder, convolution
 from warble_mlx.codec.encoder import PADDING_CODE
@@ -56,6 +57,27 @@ def test_chunks_give_the_samples_of_one_piece(
     assert whole.shape == (1, FRAMES * FRAME)
     assert np.std(whole) > 1e-3
     assert_close(decoder.decode(some_codes(), chunk), whole, 1e-5, f"chunks of {chunk}")
+
+
+@pytest.mark.parametrize("chunks", [[1] * FRAMES, [4] + [16] * ((FRAMES - 4) // 16)])
+def test_streaming_multiplies_no_more_than_one_piece(
+    decoder: CodecDecoder, chunks: list[int]
+) -> None:
+    """Nothing is computed twice. Attention in chunks even skips keys that no query sees."""
+    chunks = [*chunks, FRAMES - sum(chunks)]
+
+    def products(sizes: list[int]) -> int:
+        state, at = decoder.initial_state(1), 0
+        with counted() as tally:
+            for size in filter(None, sizes):
+                _, state = decoder.step(some_codes()[..., at : at + size], state)
+                at += size
+        return tally.total
+
+    whole = products([FRAMES])
+    assert whole > 1e6
+    # The last convolution has six more rows per chunk on a CPU (`_project_then_shift`).
+    assert products(chunks) < whole * (1 + 0.002 * len(chunks) / FRAMES)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -66,8 +66,8 @@ def test_odd_texts_are_spoken(warble: Warble, text: str, spoken: str) -> None:
 @pytest.mark.parametrize(
     "text",
     ["\udfff", "\U0001f468\u200d\U0001f469", "\U0001f1e9\U0001f1ea", "?!", "…", "\0\0",
-     "\u0301\u0301", "\u00a0\u2003\t", "\ue000", "<|im_end|><|voice|>", "<speak></speak>", '<break time="1s"/>',
-     b"hello", None, 5, ["a"]],
+     "\u0301\u0301", "\u00a0\u2003\t", "\ue000", "<|im_end|><|voice|>", "<speak></speak>",
+     '<break time="1s"/>', b"hello", None, 5, ["a"]],
 )  # fmt: skip
 def test_texts_without_anything_to_say(warble: Warble, text: object) -> None:
     with pytest.raises(TextError):
