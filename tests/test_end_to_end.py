@@ -16,6 +16,7 @@ from golden_data import FOLDER, assert_close, assert_same_codes
 import warble_mlx
 from warble_mlx import Speech, Warble
 from warble_mlx.errors import BudgetError, TextError, VoiceError, WarbleError
+from warble_mlx.health import clicks
 
 TEXT = "Where did you go?"
 GOLDEN = FOLDER / "bundled"
@@ -152,6 +153,7 @@ def test_a_text_of_several_pieces_is_one_speech(warble: Warble, speech: Speech) 
     for a, b in pairwise(long.pieces):
         assert not long.samples[a.samples[1] : b.samples[0]].any()
         assert b.frames[0] == a.frames[1]
+    assert not clicks(long.samples, long.sample_rate)
     assert long.pieces[-1].samples[1] == len(long.samples)
     assert long.pieces[-1].frames[1] == long.codes.shape[1]
     first = slice(*long.pieces[0].frames)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -280,3 +282,31 @@ def test_marks_and_line_ends_of_other_systems(
     Path("text.txt").write_bytes(data)
     assert run("-f", "text.txt", "-o", "x.wav")[0] == 0
     assert soundfile.info("x.wav").frames > 0
+
+
+CASES = [
+    json.loads(line)
+    for line in (CLIP.parents[1] / "texts" / "texts.jsonl").read_text("utf-8").splitlines()
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+def test_every_text_of_the_cases_is_spoken_or_refused(
+    run: Callable[..., tuple[int, str]], case: dict[str, Any]
+) -> None:
+    """From the command line to the file; what becomes of the words is tested elsewhere."""
+    if not isinstance(case["text"], str):
+        with pytest.raises(TextError):
+            quick_warble()[0].say(case["text"])
+        return
+    expect = case["expect"]
+    Path("text.txt").write_text(case["text"], "utf-8", newline="")
+    voice = ["-v", case["voice"]] if "voice" in case else []
+    status, err = run("-f", "text.txt", "-o", "x.wav", *voice)
+    allowed = {"ok": {0}, "reject": {2}}.get(expect["outcome"], {0, 2})
+    assert status in allowed
+    assert Path("x.wav").exists() is (status == 0)
+    assert (expect.get("warn") or "seed" if status == 0 else "") in err
+    if "effective_voice" in expect and status == 0:
+        plan = quick_warble()[0].plan(case["text"], voice=expect["effective_voice"])
+        assert plan.speaker == "<|speaker:1|>"
