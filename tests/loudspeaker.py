@@ -32,6 +32,7 @@ class Loudspeaker:
 
     def __init__(self, *, broken: bool = False, runs: bool = False) -> None:
         self.broken, self.runs = broken, runs
+        self.active = False
         self.log: list[str] = []
         self.blocks: list[npt.NDArray[np.float32]] = []
         self.settings: dict[str, Any] = {}
@@ -58,6 +59,7 @@ class Loudspeaker:
 
     def start(self) -> None:
         self.log.append("start")
+        self.active = True
         if self.runs:
             self.run()
 
@@ -104,4 +106,5 @@ class Loudspeaker:
     def _end(self) -> None:
         if not self._is_over.is_set():
             self._is_over.set()
+            self.active = False
             self._finished()

@@ -178,6 +178,15 @@ def test_ctrl_c_while_the_end_is_played(monkeypatch: pytest.MonkeyPatch) -> None
     assert device.log == ["start", "abort", "close"]
 
 
+def test_a_device_that_is_gone_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = use(monkeypatch, Loudspeaker())
+    monkeypatch.setattr(player, "_POLL_S", 0.001)
+    with Player(RATE, burst_s=BURST_S, expected_s=0.0) as playing:
+        playing.write(chunks([16])[0])
+        device.active = False
+    assert device.log == ["start", "close"]
+
+
 def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Loudspeaker())
     assert player.can_play()

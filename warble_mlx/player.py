@@ -120,7 +120,8 @@ class Player:
         try:
             if kind is None:
                 self._is_complete = True
-                while not self._is_heard.wait(_POLL_S):
+                # A device that is unplugged ends without a word.
+                while not self._is_heard.wait(_POLL_S) and self._device.active:
                     pass
             else:
                 self._device.abort()
