@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from ear.scoring import words
 
-HEARD_SHARE = 0.6  # of a sentence's words in their place
+HEARD_SHARE = 0.5  # of a sentence's words in their place
 SURPLUS_SHARE = 0.6  # of a sentence's length, heard beside it
 
 
@@ -38,7 +38,7 @@ def align(sentences: Sequence[str], heard: str) -> Alignment:
     matched, inserted = _matches(wanted, words(heard))
     shares = np.bincount(owners[matched], minlength=len(spoken)) / lengths
     spread = Counter(word for sentence in spoken for word in set(sentence))
-    rare = np.array([spread[word] * 20 <= len(spoken) for word in wanted])
+    rare = np.array([spread[word] <= max(1, len(spoken) // 20) for word in wanted])
     surplus = np.bincount(owners[inserted], minlength=len(spoken) + 1)
     # A sentence said twice may be entered at the end of one and the beginning of the next.
     near = np.maximum(surplus[:-1] + surplus[1:], surplus[:-1] + np.roll(surplus, 1)[:-1])
