@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from warble_mlx.dual_ar import DualAR, last_position
 from warble_mlx.errors import BudgetError, WarbleError
-from warble_mlx.layers import entry, places
+from warble_mlx.layers import entry, side_by_side
 from warble_mlx.prompt import Prompt
 from warble_mlx.sampling import NOTHING, Settings, choose_code, choose_semantic, remember
 
@@ -154,7 +154,7 @@ class Engine:
             if book + 1 < config.num_codebooks:
                 x = model.embed_code(code)
 
-        emitted = _columns([semantic, *codes])
+        emitted = side_by_side([semantic, *codes])
         frame_codes = emitted[:, 1:]
         # A finished row of a batch steps on until it is replaced: it must not leave its cache.
         slot = mx.minimum(state.slot, state.caches[0].shape[3] - 1)
@@ -283,32 +283,44 @@ class Engine:
         not finite.
         """
         queue = enumerate(requests)
-        batch = _Batch(self, rows)
+        batch = Batch(self, rows)
         while True:
-            for row in batch.free_rows():
+            while batch.room:
                 following = next(queue, None)
                 if following is None:
                     break
-                batch.join(row, *following)
+                batch.join(*following)
             if batch.idle:
                 return
             yield from batch.step()
 
 
-class _Row(NamedTuple):
-    request: int
+@dataclass(eq=False)
+class _Row:
+    number: int
     wanted: Request
     start: int  # cache slot of its first frame
+    asked: int = 0  # frames asked of the device
+    known: int = 0  # frames read back
+    ended: bool = False
+
+    @property
+    def wants_more(self) -> bool:
+        return self.asked < self.wanted.max_frames
 
 
-class _Batch:
-    """Rows that step together, and the host's view of them."""
+class Batch:
+    """Rows that step together, and the host's view of them. Rows join and leave between steps.
 
-    def __init__(self, engine: Engine, rows: int) -> None:
+    rows: how many there may be at once. elastic: step as many rows as are in use, rounded up to a
+    power of two, and no caches longer than those need. Else always all of them: fewer shapes
+    occur, and idle rows cost as much as busy ones.
+    """
+
+    def __init__(self, engine: Engine, rows: int, *, elastic: bool = False) -> None:
         self._engine = engine
-        self._rows: list[_Row | None] = [None] * rows
-        self._asked = [0] * rows  # frames asked of the device
-        self._known = [0] * rows  # frames read back
+        self._most, self._elastic = rows, elastic
+        self._rows: list[_Row | None] = [None] * (1 if elastic else rows)
         self._state: State | None = None
         self._controls: Controls | None = None
         self._greedy = True
@@ -316,13 +328,23 @@ class _Batch:
 
     @property
     def idle(self) -> bool:
-        return all(row is None for row in self._rows)
+        """Whether no request is being generated."""
+        return self._busy == 0
 
-    def free_rows(self) -> list[int]:
-        return [i for i, row in enumerate(self._rows) if row is None]
+    @property
+    def room(self) -> int:
+        """How many more requests may join."""
+        return self._most - self._busy
 
-    def join(self, row: int, number: int, request: Request) -> None:
-        """Prefill a request into a free row."""
+    @property
+    def _busy(self) -> int:
+        return sum(row is not None for row in self._rows)
+
+    def join(self, number: int, request: Request) -> None:
+        """Prefill a request into a free row; its emissions will bear `number`, unlike any other's.
+
+        Raises BudgetError, and WarbleError for scores that are not finite; then nothing joined.
+        """
         engine = self._engine
         engine.check_budget(request)
         one = engine.prefill(request.prompt)
@@ -331,15 +353,46 @@ class _Batch:
                 "the model's scores are not finite: the weights are damaged or this MLX build"
                 " computes wrong values; run `warble doctor`"
             )
+        if self._elastic and None not in self._rows:
+            self._resize(min(2 * len(self._rows), self._most))
+        row = self._rows.index(None)
         if len(self._rows) == 1:
             self._state = one
         else:
             self._state = self._with_row(row, one)
         self._rows[row] = _Row(number, request, np.array(one.slot).item())
-        self._asked[row] = self._known[row] = 0
+        self._settle()
+
+    def leave(self, number: int) -> None:
+        """Give up a request, if it has not ended: nothing more of it will be emitted."""
+        for i, row in enumerate(self._rows):
+            if row is not None and row.number == number:
+                self._end(i, row)
+
+    def _end(self, place: int, row: _Row) -> None:
+        row.ended = True
+        self._rows[place] = None
+
+    def _settle(self) -> None:
+        """Make the controls those of the rows as they are."""
         filled = [r.wanted for r in self._rows if r is not None]
         self._greedy = all(r.sampling.greedy for r in filled)
         self._controls = _controls([r.wanted if r else filled[0] for r in self._rows])
+
+    def _resize(self, rows: int) -> None:
+        """Busy rows first, then copies of the first as empty ones; caches as long as needed."""
+        assert self._state is not None
+        kept = [i for i, row in enumerate(self._rows) if row is not None]
+        places = mx.array((kept + [kept[0]] * rows)[:rows])
+        self._rows = [self._rows[i] for i in kept] + [None] * (rows - len(kept))
+        state = _each(lambda a, axis: mx.take(a, places, axis=axis), self._state)
+        slots = self._slots_needed()
+        self._state = state._replace(caches=[c[:, :, :, :slots] for c in state.caches])
+        self._settle()
+
+    def _slots_needed(self) -> int:
+        highest = max(r.start + r.asked for r in self._rows if r is not None)
+        return self._engine._cache_length(highest + 1)
 
     def _with_row(self, row: int, one: State) -> State:
         """The batch's state with `one` in place of a row. Empty rows are copies of it."""
@@ -358,21 +411,18 @@ class _Batch:
     def step(self) -> Iterator[Emission]:
         """Ask for the next frame of every row, then yield what the previous one brought."""
         asked = None
-        wanting = [
-            r is not None and self._asked[i] < r.wanted.max_frames for i, r in enumerate(self._rows)
-        ]
-        if any(wanting):
-            asked = self._ask(wanting)
+        if any(row is not None and row.wants_more for row in self._rows):
+            if self._elastic and 2 * self._busy <= len(self._rows):
+                self._resize(1 << (self._busy - 1).bit_length())
+            asked = self._ask()
         previous, self._pending = self._pending, asked
         if previous is not None:
             yield from self._read(*previous)
 
-    def _ask(self, wanting: list[bool]) -> tuple[mx.array, list[_Row | None]]:
+    def _ask(self) -> tuple[mx.array, list[_Row | None]]:
         assert self._state is not None
         assert self._controls is not None
-        engine = self._engine
-        highest = max(r.start + self._asked[i] for i, r in enumerate(self._rows) if r is not None)
-        slots = engine._cache_length(highest + 1)
+        engine, slots = self._engine, self._slots_needed()
         if slots > self._state.caches[0].shape[3]:
             self._state = self._state._replace(caches=_grown(self._state.caches, slots))
         state, self._state = self._state, None
@@ -384,27 +434,29 @@ class _Batch:
         self._state = State(*state)
         del state
         mx.async_eval(emitted, self._state)
-        for i, wants in enumerate(wanting):
-            self._asked[i] += wants
-        return emitted, [r if w else None for r, w in zip(self._rows, wanting, strict=True)]
+        wanting = [row if row is not None and row.wants_more else None for row in self._rows]
+        for row in wanting:
+            if row is not None:
+                row.asked += 1
+        return emitted, wanting
 
     def _read(self, emitted: mx.array, rows: list[_Row | None]) -> Iterator[Emission]:
         values = np.array(emitted).astype(np.int32)
         eos = self._engine.model.config.codebook_size
-        for i, row in enumerate(rows):
-            if row is None or self._rows[i] is not row:
+        for value, row in zip(values, rows, strict=True):
+            if row is None or row.ended:
                 continue  # finished before: this frame was computed in vain
-            if values[i, 0] == eos:
-                self._rows[i] = None
-                yield Emission(row.request, None, "stop")
+            if value[0] == eos:
+                self._end(self._rows.index(row), row)
+                yield Emission(row.number, None, "stop")
                 continue
-            self._known[i] += 1
-            last = self._known[i] == row.wanted.max_frames
+            row.known += 1
+            last = row.known == row.wanted.max_frames
             if last:
-                self._rows[i] = None
-            yield Emission(row.request, values[i, 1:], None)
+                self._end(self._rows.index(row), row)
+            yield Emission(row.number, value[1:], None)
             if last:
-                yield Emission(row.request, None, "length")
+                yield Emission(row.number, None, "length")
 
 
 def _as_it_is(
@@ -424,15 +476,6 @@ def _controls(requests: list[Request]) -> Controls:
             mx.array([s.temperature for s in samplings], dtype=mx.float32),
         ),
     )
-
-
-def _columns(values: list[mx.array]) -> mx.array:
-    """Arrays [B] side by side, [B, n]: elementwise, so that it is one kernel and not n copies."""
-    place = places(len(values))
-    row = values[0][:, None]
-    for i, value in enumerate(values[1:], 1):
-        row = mx.where(place < i, row, value[:, None])
-    return row
 
 
 def _each(function: Callable[..., mx.array], *states: State) -> State:

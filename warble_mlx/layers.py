@@ -73,6 +73,15 @@ def entry(x: mx.array, index: int) -> mx.array:
     return x[index : index + 1].squeeze(0)
 
 
+def side_by_side(values: list[mx.array]) -> mx.array:
+    """Arrays [B] as columns [B, n]: elementwise, so that it is one kernel and not n copies."""
+    place = places(len(values))
+    row = values[0][:, None]
+    for i, value in enumerate(values[1:], 1):
+        row = mx.where(place < i, row, value[:, None])
+    return row
+
+
 def rotation_for(rows: mx.array, config: TransformerConfig) -> tuple[mx.array, mx.array]:
     """Turn RoPE table rows [..., h / 2, 2] into the two factors that `rotate` multiplies by.
 

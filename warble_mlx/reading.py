@@ -2,6 +2,10 @@
 
     Plan ──► for each part: silence, prompt, frames, samples ──► Chunks; a Piece when one is done
 
+Frames come from outside: `Reading.turns` says what it wants generated, and is sent what became of
+it. `Reading.chunks` lets the engine generate for one reading alone, `warble_mlx.ensemble` for
+many side by side.
+
 Every part is an utterance of its own: its prompt holds the voice (speaker token or reference) and
 its own text, its seed follows from the plan's, its codec state starts anew. So memory does not
 grow with the length, and a reading can go on from any finished piece (`Progress`) with the same
@@ -18,7 +22,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,7 +32,7 @@ import numpy.typing as npt
 
 from warble_mlx.codec import CodecDecoder
 from warble_mlx.config import ModelConfig
-from warble_mlx.engine import Engine, FinishReason, Request, Sampling
+from warble_mlx.engine import Emission, Engine, FinishReason, Request, Sampling
 from warble_mlx.errors import BudgetError, SickError
 from warble_mlx.health import FrameMonitor, check_waveform
 from warble_mlx.prompt import PromptBuilder, Reference
@@ -191,8 +195,16 @@ def fade_out(samples: Samples, sample_rate: int) -> Samples:
     return backwards
 
 
+Turn = Chunk | Request | None
+"""What a reading brings or wants: samples, a request to generate, or that request's next emission.
+The last one is answered by `send`."""
+
+
 class Reading:
-    """One plan being read. Iterate over `chunks`; what is known so far stands in the attributes."""
+    """One plan being read. Iterate over `chunks`; what is known so far stands in the attributes.
+
+    chunk_frames: frames of the first decoded chunk of a piece, and of each after it.
+    """
 
     def __init__(
         self,
@@ -202,6 +214,7 @@ class Reading:
         decoder: CodecDecoder,
         most_frames: int,
         done: Progress = NOTHING_DONE,
+        chunk_frames: tuple[int, int] = (FIRST_CHUNK, NEXT_CHUNK),
     ) -> None:
         self.plan = plan
         self.pieces = list(done.pieces)
@@ -214,6 +227,7 @@ class Reading:
         self._engine, self._prompts, self._decoder = engine, prompts, decoder
         self._config = engine.model.config
         self._most_frames = most_frames
+        self._chunk_frames = chunk_frames
         self._started = time.perf_counter() - done.total_s
         self._own_voice = not plan.speaker and plan.reference is None
         self._reference = plan.reference
@@ -245,6 +259,27 @@ class Reading:
 
     def chunks(self) -> Generator[Chunk, None, None]:
         """Samples as they come. A piece is in `pieces` before the next chunk is."""
+        turns = self.turns()
+        emissions: Iterator[Emission] = iter(())
+        answer: Emission | None = None
+        while True:
+            try:
+                turn = turns.send(answer)
+            except StopIteration:
+                return
+            answer = None
+            if isinstance(turn, Chunk):
+                yield turn
+            elif turn is None:
+                answer = next(emissions)
+            else:
+                emissions = self._engine.generate([turn])
+
+    def turns(self) -> Generator[Turn, Emission | None, None]:
+        """The same, with frames from whoever drives it: see `Turn`.
+
+        A new request means that the one before it is over, whether or not its end was read.
+        """
         rate, plan = self._config.codec_sample_rate, self.plan
         left = len(self.pieces)  # spoken before
         cut = False
@@ -274,42 +309,40 @@ class Reading:
         size = self._config.codec_frame_size
         return (self.plan.longest * size - self.position - silence) // size
 
-    def _speak(self, text: str, is_last: bool) -> Iterator[Chunk]:
-        """Chunks of one piece, and its entry in `pieces` behind them.
+    def _speak(self, text: str, is_last: bool) -> Generator[Turn, Emission | None, None]:
+        """Turns of one piece, and its entry in `pieces` at the end.
 
         Where it may be tried again it is finished before its first chunk leaves.
         """
         seed = piece_seed(self.plan.seed, len(self.pieces))
-        items: Iterable[Chunk | tuple[Piece, Codes]]
+        held: list[Chunk] | None = None
         for attempt in range(self.plan.retry + 1):
-            items = self._attempt(text, seed, is_last)
-            if not self.plan.retry:
-                break
+            held = [] if self.plan.retry else None
             try:
-                items = list(items)
-                if self._is_stopped:
-                    return
+                piece, codes = yield from self._attempt(text, seed, is_last, held)
                 break
             except SickError:
                 if attempt == self.plan.retry:
                     raise
                 seed = next_seed(seed)
                 self.retries += 1
-        for item in items:
-            if isinstance(item, Chunk):
-                if math.isnan(self.first_audio_s) and not self.pieces:
-                    self.first_audio_s = self.total_s
-                self.position += item.samples.size
-                self.frames = item.end
-                yield item
-            else:
-                self.pieces.append(item[0])
-                self.codes.append(item[1])
-                self._learn(*item)
+        for chunk in held or ():
+            yield self._leaving(chunk)
+        self.pieces.append(piece)
+        self.codes.append(codes)
+        self._learn(piece, codes)
+
+    def _leaving(self, chunk: Chunk) -> Chunk:
+        if math.isnan(self.first_audio_s) and not self.pieces:
+            self.first_audio_s = self.total_s
+        self.position += chunk.samples.size
+        self.frames = chunk.end
+        return chunk
 
     def _attempt(
-        self, text: str, seed: int, is_last: bool
-    ) -> Iterator[Chunk | tuple[Piece, Codes]]:
+        self, text: str, seed: int, is_last: bool, held: list[Chunk] | None
+    ) -> Generator[Turn, Emission | None, tuple[Piece, Codes]]:
+        """Turns of one attempt at a piece; its chunks go into `held` instead, if that is given."""
         plan, config = self.plan, self._config
         rate, start, begin = config.codec_sample_rate, self.position, self.frames
         alone = len(plan.parts) == 1
@@ -327,11 +360,10 @@ class Reading:
         decoded = 0
         state = self._decoder.initial_state(1)
         reason: FinishReason | None = None
-        emissions = self._engine.generate([Request(prompt, budget, plan.sampling, seed)])
+        yield Request(prompt, budget, plan.sampling, seed)
         while reason is None:
-            emission = next(emissions)
-            if self._is_stopped:
-                return
+            emission = yield None
+            assert emission is not None
             reason = emission.finish_reason
             if emission.codes is not None:
                 monitor.see(emission.codes)
@@ -341,7 +373,7 @@ class Reading:
             # Where something follows, a frame is held back until it is known whether it is the
             # last one: that one is faded.
             ready = len(frames) - decoded - (reason is None and not alone)
-            if ready < (NEXT_CHUNK if decoded else FIRST_CHUNK) and (reason is None or not ready):
+            if ready < self._chunk_frames[decoded > 0] and (reason is None or not ready):
                 continue
             before = time.perf_counter()
             codes = mx.array(np.stack(frames[decoded : decoded + ready], axis=1))[None]
@@ -354,14 +386,18 @@ class Reading:
                 samples = fade_out(samples, rate)
             heard.append(samples)
             decoded += ready
-            yield Chunk(samples, begin + decoded - ready, begin + decoded)
+            chunk = Chunk(samples, begin + decoded - ready, begin + decoded)
+            if held is None:
+                yield self._leaving(chunk)
+            else:
+                held.append(chunk)
         whole = np.concatenate(heard) if heard else np.zeros(0, np.float32)
         check_waveform(whole, rate)  # its length was judged in frames
         spoken = (
             np.stack(frames, axis=1) if frames else np.zeros((config.num_codebooks, 0), np.int32)
         )
         end = start + whole.size
-        yield Piece(text, seed, reason, (start, end), (begin, begin + decoded)), spoken
+        return Piece(text, seed, reason, (start, end), (begin, begin + decoded)), spoken
 
     def _learn(self, piece: Piece, codes: Codes) -> None:
         """Take the first good piece as the voice, if none was given."""

@@ -30,6 +30,8 @@ from warble_mlx.options import (
 )
 from warble_mlx.prompt import Prompt, PromptBuilder
 from warble_mlx.reading import (
+    FIRST_CHUNK,
+    NEXT_CHUNK,
     NOTHING_DONE,
     Plan,
     Progress,
@@ -207,10 +209,27 @@ class Warble:
         self, plan: Plan, earlier: Progress = NOTHING_DONE, *, keep_samples: bool = False
     ) -> Stream:
         """Speak a plan, or what is left of it after the finished pieces of an `earlier` stream."""
-        reading = Reading(
-            plan, self.engine, self._prompts, self._decoder, self.default_max_frames, earlier
+        return Stream(self.reading(plan, earlier), self.name, self.sample_rate, keep_samples)
+
+    def reading(
+        self,
+        plan: Plan,
+        earlier: Progress = NOTHING_DONE,
+        chunk_frames: tuple[int, int] = (FIRST_CHUNK, NEXT_CHUNK),
+    ) -> Reading:
+        """A plan to be spoken beside others in a `warble_mlx.ensemble.Ensemble`.
+
+        chunk_frames: frames of the first chunk of samples, and of each that follows.
+        """
+        return Reading(
+            plan,
+            self.engine,
+            self._prompts,
+            self._decoder,
+            self.default_max_frames,
+            earlier,
+            chunk_frames,
         )
-        return Stream(reading, self.name, self.sample_rate, keep_samples)
 
     def register(
         self,
