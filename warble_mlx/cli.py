@@ -1,7 +1,8 @@
 """The command `warble`.
 
 stdout carries data only; everything said to the person goes to stderr. Exit status: 0 good, 2 bad
-input or a model that cannot be used, 3 speech cut by its budget, 1 anything unexpected, 130 Ctrl-C.
+input or a model that cannot be used, 3 speech cut by its budget, 4 no speech, 5 a batch in which
+rows failed, 1 anything unexpected, 130 Ctrl-C.
 
 Nothing heavy is imported before a command needs it, so that `--help` is instant.
 """
@@ -30,9 +31,11 @@ from warble_mlx.cli_base import (
     say_so,
     table,
 )
+from warble_mlx.cli_batch import batch
 from warble_mlx.cli_bench import bench
 from warble_mlx.cli_quantize import exceptions_of, packing_options, quantize, show
 from warble_mlx.cli_say import figures, say
+from warble_mlx.cli_serve import serve
 from warble_mlx.cli_verify import verify
 from warble_mlx.cli_voice import voice, voices
 from warble_mlx.errors import CheckpointError, SickError, WarbleError
@@ -68,6 +71,8 @@ def warble() -> None:
 
 
 warble.add_command(say)
+warble.add_command(batch)
+warble.add_command(serve)
 warble.add_command(quantize)
 warble.add_command(bench)
 warble.add_command(verify)

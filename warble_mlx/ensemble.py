@@ -9,8 +9,9 @@ products (see `warble_mlx.engine`). Everything happens in the calling thread.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from warble_mlx.engine import Batch, Emission, Engine
@@ -88,26 +89,32 @@ class Ensemble:
     def _drive(self, speaker: _Speaker, answer: Emission | None) -> Iterator[Event]:
         """Let a reading go on until it waits for the next frame, or is over."""
         reading = speaker.reading
+        go_on: Callable[[], Turn] = partial(speaker.turns.send, answer)
         while reading in self._speakers:
             try:
-                turn = speaker.turns.send(answer)
-                answer = None
-                if turn is None:
-                    return
-                if isinstance(turn, Chunk):
-                    yield Event(reading, turn)
-                    continue
-                self._release(speaker)  # it may want another one before the last has ended
+                turn = go_on()
+            except StopIteration:
+                self.stop(reading)
+                yield Event(reading)
+                return
+            except WarbleError as error:
+                self.stop(reading)
+                yield Event(reading, error=error)
+                return
+            go_on = partial(speaker.turns.send, None)
+            if turn is None:
+                return
+            if isinstance(turn, Chunk):
+                yield Event(reading, turn)
+                continue
+            self._release(speaker)  # it may want another one before the last has ended
+            try:
                 self._requests += 1
                 self._batch.join(self._requests, turn)
                 speaker.number = self._requests
                 self._by_number[speaker.number] = speaker
-            except StopIteration:
-                self.stop(reading)
-                yield Event(reading)
             except WarbleError as error:
-                self.stop(reading)
-                yield Event(reading, error=error)
+                go_on = partial(speaker.turns.throw, error)
 
     def _release(self, speaker: _Speaker) -> None:
         if self._by_number.pop(speaker.number, None) is not None:

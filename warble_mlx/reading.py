@@ -22,8 +22,9 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import mlx.core as mx
@@ -33,7 +34,7 @@ import numpy.typing as npt
 from warble_mlx.codec import CodecDecoder
 from warble_mlx.config import ModelConfig
 from warble_mlx.engine import Emission, Engine, FinishReason, Request, Sampling
-from warble_mlx.errors import BudgetError, SickError
+from warble_mlx.errors import BudgetError, SickError, WarbleError
 from warble_mlx.health import FrameMonitor, check_waveform
 from warble_mlx.prompt import PromptBuilder, Reference
 from warble_mlx.splitting import Part, joined, weight
@@ -261,24 +262,28 @@ class Reading:
         """Samples as they come. A piece is in `pieces` before the next chunk is."""
         turns = self.turns()
         emissions: Iterator[Emission] = iter(())
-        answer: Emission | None = None
+        go_on: Callable[[], Turn] = partial(turns.send, None)
         while True:
             try:
-                turn = turns.send(answer)
+                turn = go_on()
             except StopIteration:
                 return
-            answer = None
+            go_on = partial(turns.send, None)
             if isinstance(turn, Chunk):
                 yield turn
-            elif turn is None:
-                answer = next(emissions)
-            else:
+            elif turn is not None:
                 emissions = self._engine.generate([turn])
+            else:
+                try:
+                    go_on = partial(turns.send, next(emissions))
+                except WarbleError as error:
+                    go_on = partial(turns.throw, error)
 
     def turns(self) -> Generator[Turn, Emission | None, None]:
         """The same, with frames from whoever drives it: see `Turn`.
 
-        A new request means that the one before it is over, whether or not its end was read.
+        A new request means that the one before it is over, whether or not its end was read. What
+        goes wrong while one is generated is thrown in here.
         """
         rate, plan = self._config.codec_sample_rate, self.plan
         left = len(self.pieces)  # spoken before

@@ -1,0 +1,90 @@
+"""A worker and its HTTP server, from the start until a signal ends them."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from warble_mlx.errors import WarbleError
+from warble_mlx.server.app import Server
+from warble_mlx.server.settings import Settings
+from warble_mlx.server.worker import Worker
+from warble_mlx.speech import Warble
+
+_CUT = "ASGI callable returned without completing response."
+
+
+class HttpServer(uvicorn.Server):
+    """Uvicorn for one worker. SIGINT and SIGTERM let what is being spoken end, a second SIGINT
+    does not."""
+
+    def __init__(self, worker: Worker, settings: Settings) -> None:
+        self._worker = worker
+        self.server = Server(worker, settings)
+        config = uvicorn.Config(
+            self.server.app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            ws="none",
+            timeout_graceful_shutdown=max(1, round(settings.shutdown_s)),
+            h11_max_incomplete_event_size=64 << 10,
+        )
+        super().__init__(config)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal has come. What waits in line is sent away at once."""
+        self._worker.shut_door()
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+
+def listener(host: str, port: int) -> socket.socket:
+    """A socket that listens; WarbleError if the address cannot be had."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise WarbleError(
+            f"{host}:{port} cannot be listened on ({error.strerror or error}): choose another with"
+            " --port or --host"
+        ) from error
+
+
+def serve(
+    load: Callable[[], Warble],
+    settings: Settings,
+    host: str,
+    port: int,
+    tell: Callable[[str], None],
+) -> None:
+    """Serve until SIGINT or SIGTERM; what is being spoken then is finished first, within
+    `settings.shutdown_s`.
+
+    load: loads the model, in the worker's thread. tell: gets a sentence once it serves. The log,
+    JSON lines, goes to stderr. Raises WarbleError for an address that cannot be had.
+    """
+    log = logging.getLogger("warble.server")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    # A speech that fails half-way is left without its end on purpose.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != _CUT)
+    with listener(host, port) as listening:
+        worker = Worker(load, settings)
+        worker.start()
+        http = HttpServer(worker, settings)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        tell(f"{http.server.model_name} serves at {address} (Ctrl-C ends it)")
+        try:
+            http.run(sockets=[listening])
+        finally:
+            worker.close()
