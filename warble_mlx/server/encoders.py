@@ -68,7 +68,16 @@ def encoder_for(kind: str, model_rate: int, rate: int | None = None) -> Encoder:
     return _Resampled(
         {
             "flac": lambda: _Library("FLAC", "PCM_16", rate or model_rate, "audio/flac"),
-            "mp3": lambda: _Library("MP3", "MPEG_LAYER_III", model_rate, "audio/mpeg"),
+            # At a constant rate (128 kbit/s): without an index in its first frame, that is what a
+            # player tells the length and the place in it from.
+            "mp3": lambda: _Library(
+                "MP3",
+                "MPEG_LAYER_III",
+                model_rate,
+                "audio/mpeg",
+                bitrate_mode="CONSTANT",
+                compression_level=0.6,
+            ),
             "opus": lambda: _Library("OGG", "OPUS", OPUS_RATE, "audio/ogg"),
         }[kind](),
         model_rate,
@@ -186,10 +195,14 @@ class _Sink:
 class _Library:
     """A format that libsndfile writes."""
 
-    def __init__(self, container: str, subtype: str, rate: int, media_type: str) -> None:
+    def __init__(
+        self, container: str, subtype: str, rate: int, media_type: str, **options: Any
+    ) -> None:
         self.rate, self.media_type = rate, media_type
         self._sink = _Sink()
-        self._file = soundfile.SoundFile(self._sink, "w", rate, 1, subtype, format=container)
+        self._file = soundfile.SoundFile(
+            self._sink, "w", rate, 1, subtype, format=container, **options
+        )
         if container == "OGG":
             # The module has no name for it, and without it the first sound comes a second late.
             value = soundfile._ffi.new("double *", _OGG_PAGE_MS)
