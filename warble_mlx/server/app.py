@@ -47,6 +47,7 @@ from warble_mlx.voices import VoiceList
 
 log = logging.getLogger("warble.server")
 _OPEN = ("/", "/health")  # without a token
+_DRAINED = 32 << 20  # bytes beyond the limit that are read and dropped before a refusal
 _SUFFIXES = (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".webm", ".aiff")
 
 
@@ -215,9 +216,14 @@ class Server:
             with tempfile.TemporaryDirectory(prefix="warble-") as folder:
                 path = Path(folder) / f"clip{suffix}"
                 path.write_bytes(clip)
-                facts = {key: fields.get(key, "") for key in ("description", "language")}
                 try:
-                    voice = warble.register(path, words, name, **facts)
+                    voice = warble.register(
+                        path,
+                        words,
+                        name,
+                        description=fields.get("description", ""),
+                        language=fields.get("language", ""),
+                    )
                 except WarbleError as error:  # the client knows its clip by another name
                     raise RequestError(str(error).replace(str(path), "audio_sample")) from error
             return voice, [doubt.replace(str(path), "audio_sample") for doubt in voice.warnings]
@@ -313,17 +319,21 @@ class Server:
 
     def _limited(self, request: Request, limit: int) -> Request:
         """The same request, which fails with 413 once its body is longer than that."""
-        if int(request.headers.get("content-length", "0") or 0) > limit:
-            raise _too_large(limit)
+        too_large = RequestError(f"the body is too large: {limit} bytes are possible", 413)
         received = 0
 
         async def receive() -> Message:
             nonlocal received
             message = await request.receive()
             received += len(message.get("body", b""))
-            if received > limit:
-                raise _too_large(limit)
-            return message
+            if received <= limit:
+                return message
+            # A client that is cut off while it sends does not read the answer: let it come to its
+            # end, within reason.
+            while message.get("more_body") and received <= limit + _DRAINED:
+                message = await request.receive()
+                received += len(message.get("body", b""))
+            raise too_large
 
         return Request(request.scope, receive)
 
@@ -455,10 +465,6 @@ class _Door:
 
 
 _COUNTED = ("/", "/health", "/metrics", "/audio/speech", "/audio/voices", "/models")
-
-
-def _too_large(limit: int) -> RequestError:
-    return RequestError(f"the body is too large: at most {limit} bytes are possible", 413)
 
 
 def _ms(seconds: float) -> int | None:

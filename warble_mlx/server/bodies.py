@@ -142,4 +142,6 @@ def error_response(
 ) -> Response:
     """The same as an answer."""
     body = error_body(message, status, param=param, code=code)
+    if status in (408, 413):  # the rest of the request is not read
+        headers = {**(headers or {}), "Connection": "close"}
     return Response(body, status, headers, "application/json")

@@ -129,7 +129,8 @@ class Worker(threading.Thread):
         with self._change:
             if self._closing:
                 raise BusyError("the server is closing", 503, 5)
-            if len(self._waiting) >= settings.queue:
+            free = settings.rows - self.busy  # some that wait are about to get a row
+            if len(self._waiting) >= settings.queue + free:
                 wait = math.ceil(len(self._waiting) / settings.rows * self._row_s)
                 raise BusyError(
                     f"{settings.queue} requests are waiting already: come again later",
