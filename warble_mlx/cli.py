@@ -35,7 +35,7 @@ from warble_mlx.cli_batch import batch
 from warble_mlx.cli_bench import bench
 from warble_mlx.cli_quantize import exceptions_of, packing_options, quantize, show
 from warble_mlx.cli_say import figures, say
-from warble_mlx.cli_serve import serve
+from warble_mlx.cli_serve import serve, wyoming
 from warble_mlx.cli_verify import verify
 from warble_mlx.cli_voice import voice, voices
 from warble_mlx.errors import CheckpointError, SickError, WarbleError
@@ -73,6 +73,7 @@ def warble() -> None:
 warble.add_command(say)
 warble.add_command(batch)
 warble.add_command(serve)
+warble.add_command(wyoming)
 warble.add_command(quantize)
 warble.add_command(bench)
 warble.add_command(verify)

@@ -153,6 +153,54 @@ def serve(
     run(load, settings, host, port, say_so)
 
 
+@click.command()
+@model_option
+@option(
+    "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where to listen."
+)
+@option(
+    "--port",
+    metavar="N",
+    type=Number(1, 65535, kind=int),
+    default=10200,
+    show_default=True,
+    help="Port to listen on.",
+)
+@option(
+    "--rows",
+    metavar="N",
+    type=Number(1, 1024, kind=int),
+    default=4,
+    show_default=True,
+    help="Requests spoken at once.",
+)
+@offline_option
+@debug_option
+def wyoming(model: str | None, host: str, port: int, rows: int, offline: bool) -> None:
+    """Serve Home Assistant: speech over the Wyoming protocol.
+
+    In Home Assistant, add the integration "Wyoming Protocol" with this machine's address and
+    port. The protocol knows no password: with --host 0.0.0.0, whoever reaches this machine can
+    let it speak.
+    """
+    import warble_mlx
+    from warble_mlx.backend import prepare
+
+    prepare()
+    try:
+        from warble_mlx.server.home_assistant import run_wyoming
+        from warble_mlx.server.settings import Settings
+    except ModuleNotFoundError as error:
+        if error.name != "wyoming":
+            raise
+        raise MissingExtraError("Serving Home Assistant", "wyoming", "wyoming") from error
+
+    def load() -> Warble:
+        return warble_mlx.load(model, offline=offline)
+
+    run_wyoming(load, Settings(rows=rows), host, port, say_so)
+
+
 def is_local(host: str) -> bool:
     """Whether only this machine can reach an address."""
     if host.lower() == "localhost":

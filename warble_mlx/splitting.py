@@ -198,19 +198,24 @@ def _break_seconds(tag: re.Match[str]) -> float:
 # ---------------------------------------------------------------------- sentences
 
 
-def _segmenter(language: str) -> Callable[[str], list[tuple[str, str]]]:
-    """A function from a cleaned text to its sentences, each with the space or nothing before it."""
+def sentence_ends(text: str, language: str = DEFAULT_LANGUAGE) -> list[int]:
+    """Where sentences end in a text: indices behind their last characters."""
     from sentencex import segment
 
     code = re.split(r"[-_]", language.lower())[0] or DEFAULT_LANGUAGE
+    ends = _sentence_ends(text, lambda block: segment(code, block))
+    return [end for end in ends if _may_end(text, end)]
+
+
+def _segmenter(language: str) -> Callable[[str], list[tuple[str, str]]]:
+    """A function from a cleaned text to its sentences, each with the space or nothing before it."""
 
     def sentences_of(text: str) -> list[tuple[str, str]]:
         found: list[tuple[str, str]] = []
         begin = 0
-        for end in _sentence_ends(text, lambda block: segment(code, block)):
-            if _may_end(text, end):
-                found.append(_cut_out(text, begin, end))
-                begin = end
+        for end in sentence_ends(text, language):
+            found.append(_cut_out(text, begin, end))
+            begin = end
         if begin < len(text):
             found.append(_cut_out(text, begin, len(text)))
         return found

@@ -13,26 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from warble_mlx.server.bodies import error_body, error_response
 from warble_mlx.server.encoders import Encoder
-from warble_mlx.server.worker import Audio, Begin, End, Job, Out
-
-
-class Outbox:
-    """Takes what the worker's thread says about a job into the event loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[Out] = asyncio.Queue()
-
-    def put(self, out: Out) -> None:
-        """Called by the worker."""
-        try:
-            self._loop.call_soon_threadsafe(self._queue.put_nowait, out)
-        except RuntimeError:
-            return  # the loop has been closed: nobody listens
-
-    async def get(self) -> Out:
-        """The next of them."""
-        return await self._queue.get()
+from warble_mlx.server.worker import Audio, Begin, End, Job, Out, Outbox
 
 
 class SpeechAnswer(Response):

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from warble_mlx import __version__
 from warble_mlx.errors import VoiceError, WarbleError
 from warble_mlx.registered import RegisteredVoice, is_name
-from warble_mlx.server.answer import Outbox, SpeechAnswer
+from warble_mlx.server.answer import SpeechAnswer
 from warble_mlx.server.bodies import (
     OPENAI_VOICES,
     RequestError,
@@ -40,7 +40,7 @@ from warble_mlx.server.bodies import (
 from warble_mlx.server.encoders import FORMATS, PCM_RATE, can_encode, encoder_for
 from warble_mlx.server.metrics import Metrics
 from warble_mlx.server.settings import Settings
-from warble_mlx.server.worker import BusyError, End, Job, Worker
+from warble_mlx.server.worker import BusyError, End, Job, Outbox, Worker
 from warble_mlx.speech import Warble
 from warble_mlx.voice_folder import file_of, find_registered, keep, registered_voices
 from warble_mlx.voices import VoiceList

@@ -93,7 +93,8 @@ def _held(samples: Samples) -> Samples:
     return np.clip(samples, -PEAK_LIMIT, PEAK_LIMIT)
 
 
-def _pcm16(samples: Samples) -> bytes:
+def pcm16(samples: Samples) -> bytes:
+    """Samples [n] as signed 16-bit little-endian numbers."""
     return np.round(_held(samples) * 32767).astype("<i2").tobytes()
 
 
@@ -128,7 +129,7 @@ class _Raw:
         self.media_type = f"audio/pcm; rate={rate}; channels=1"
 
     def encode(self, samples: Samples) -> bytes:
-        return _pcm16(samples)
+        return pcm16(samples)
 
     def finish(self) -> bytes:
         return b""
@@ -153,7 +154,7 @@ class _Wav:
 
     def encode(self, samples: Samples) -> bytes:
         header, self._header = self._header, b""
-        return header + _pcm16(samples)
+        return header + pcm16(samples)
 
     def finish(self) -> bytes:
         header, self._header = self._header, b""

@@ -7,6 +7,7 @@ a callback that this thread calls.
 
 from __future__ import annotations
 
+import asyncio
 import math
 import threading
 import time
@@ -57,6 +58,25 @@ class Begin(NamedTuple):
 
 
 Out = Begin | Audio | End
+
+
+class Outbox:
+    """Takes what the worker's thread says about a job into the event loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[Out] = asyncio.Queue()
+
+    def put(self, out: Out) -> None:
+        """Called by the worker."""
+        try:
+            self._loop.call_soon_threadsafe(self._queue.put_nowait, out)
+        except RuntimeError:
+            return  # the loop has been closed: nobody listens
+
+    async def get(self) -> Out:
+        """The next of them."""
+        return await self._queue.get()
 
 
 class BusyError(WarbleError):
