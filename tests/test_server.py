@@ -9,7 +9,6 @@ import json
 import socket
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,71 +20,17 @@ import soundfile
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
+from serving import Running
 from speaking import QuickBatch, quick_warble
 
 from warble_mlx import Warble, ensemble
 from warble_mlx.server import app as server_app
 from warble_mlx.server.encoders import FORMATS, can_encode
-from warble_mlx.server.serve import HttpServer, listener
 from warble_mlx.server.settings import Settings
-from warble_mlx.server.worker import End, Job, Worker
 
 CASES = Path(__file__).parent / "cases"
 TRANSCRIPT = "The old lighthouse keeper counted every passing ship before the fog."
 LONG = "The old lighthouse keeper counted every passing ship before the fog. " * 12
-
-
-class Running:
-    """A server on a port of its own, in this process."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.socket = listener("127.0.0.1", 0)
-        self.port = self.socket.getsockname()[1]
-        self.worker = Worker(lambda: quick_warble()[0], settings)
-        self.worker.start()
-        self.http = HttpServer(self.worker, settings)
-        self.ends: list[tuple[Job, End]] = []
-        count = self.worker.on_end
-        self.worker.on_end = lambda job, end: (self.ends.append((job, end)), count(job, end))[1]
-        self._thread = threading.Thread(
-            target=self.http.run, kwargs={"sockets": [self.socket]}, daemon=True
-        )
-        self._thread.start()
-        while not self.http.started:
-            time.sleep(0.01)
-
-    def stop(self) -> None:
-        self.http.should_exit = True
-        self._thread.join()
-        self.socket.close()
-
-    def connection(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-
-    def ask(
-        self, method: str, path: str, body: Any = None, **headers: str
-    ) -> tuple[int, dict[str, str], bytes]:
-        connection = self.connection()
-        raw = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        names = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request(method, path, raw, names)
-        answer = connection.getresponse()
-        data = answer.read()
-        connection.close()
-        return answer.status, {k.lower(): v for k, v in answer.getheaders()}, data
-
-    def say(self, text: str, **fields: Any) -> tuple[int, dict[str, str], bytes]:
-        return self.ask("POST", "/v1/audio/speech", {"input": text, **fields})
-
-    def wait(self, condition: Any) -> None:
-        for _ in range(3000):
-            if condition():
-                return
-            time.sleep(0.01)
-        raise AssertionError("it never came to be")
-
-    def idle(self) -> bool:
-        return not self.worker.busy and not self.worker.waiting
 
 
 @pytest.fixture(scope="module", autouse=True)
