@@ -22,7 +22,8 @@ class Running:
         self.socket = listener("127.0.0.1", 0)
         self.port = self.socket.getsockname()[1]
         self.worker = Worker(lambda: quick_warble()[0], settings)
-        self.worker.start()
+        self._model = threading.Thread(target=self.worker.run, daemon=True)
+        self._model.start()
         self.http = HttpServer(self.worker, settings)
         self.ends: list[tuple[Job, End]] = []
         count = self.worker.on_end
@@ -37,6 +38,7 @@ class Running:
     def stop(self) -> None:
         self.http.should_exit = True
         self._thread.join()
+        self._model.join()
         self.socket.close()
 
     def connection(self) -> http.client.HTTPConnection:

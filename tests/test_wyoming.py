@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -44,10 +45,12 @@ def worker() -> Iterator[Worker]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ensemble, "Batch", QuickBatch)
         running = Worker(lambda: quick_warble()[0], Settings(rows=2))
-        running.start()
+        thread = threading.Thread(target=running.run, daemon=True)
+        thread.start()
         running.ready()
         yield running
-        running.close()
+        running.stop()
+        thread.join()
 
 
 @asynccontextmanager

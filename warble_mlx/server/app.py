@@ -15,6 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import python_multipart  # noqa: F401  # what starlette reads forms with
 from starlette.applications import Starlette
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -103,7 +104,7 @@ class Server:
     @asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
         yield
-        await asyncio.to_thread(self._worker.close)
+        self._worker.stop()
 
     @property
     def model_name(self) -> str:
@@ -252,8 +253,7 @@ class Server:
     async def health(self, _request: Request) -> Response:
         """`GET /health`: whether it serves, and how busy it is."""
         closing = self._worker.is_closing
-        alive = self._worker.is_alive()
-        state = "closing" if closing else "ok" if alive else "broken"
+        state = "closing" if closing else "ok"
         return JSONResponse(
             {
                 "status": state,
@@ -263,7 +263,7 @@ class Server:
                 "busy": self._worker.busy,
                 "waiting": self._worker.waiting,
             },
-            200 if state == "ok" else 503,
+            503 if closing else 200,
         )
 
     async def metrics_text(self, _request: Request) -> Response:

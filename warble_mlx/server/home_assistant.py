@@ -7,9 +7,7 @@ second way each sentence is spoken once the next one begins, all in one stream o
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Callable
-from contextlib import suppress
 
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.error import Error
@@ -30,6 +28,7 @@ from warble_mlx.arriving import ArrivingText
 from warble_mlx.errors import TextError, VoiceError, WarbleError
 from warble_mlx.reading import DEFAULT_PAUSE_S
 from warble_mlx.registered import RegisteredVoice
+from warble_mlx.server.beside import beside
 from warble_mlx.server.encoders import pcm16
 from warble_mlx.server.settings import Settings
 from warble_mlx.server.worker import Audio, End, Job, Outbox, Worker
@@ -174,25 +173,6 @@ class Handler(AsyncEventHandler):
         raise VoiceError(f"no voice speaks {voice.language}; there is: {spoken}")
 
 
-async def serve_wyoming(
-    worker: Worker, settings: Settings, host: str, port: int, started: Callable[[], None]
-) -> None:
-    """Serve until SIGINT or SIGTERM. started: called once clients can come."""
-    server = AsyncTcpServer(host, port)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with suppress(NotImplementedError, ValueError, RuntimeError):
-            loop.add_signal_handler(number, stop.set)
-    await server.start(lambda reader, writer: Handler(reader, writer, worker, settings.max_text))
-    started()
-    try:
-        await stop.wait()
-    finally:
-        worker.shut_door()
-        await server.stop()
-
-
 def run_wyoming(
     load: Callable[[], Warble],
     settings: Settings,
@@ -200,27 +180,32 @@ def run_wyoming(
     port: int,
     tell: Callable[[str], None],
 ) -> None:
-    """Load the model by `load` and serve Home Assistant until a signal ends it.
+    """Load the model by `load` and serve Home Assistant until SIGINT or SIGTERM.
 
-    Raises WarbleError for an address that cannot be had.
+    tell: gets a sentence once clients can come. Raises WarbleError for an address that cannot be
+    had.
     """
     worker = Worker(load, settings)
-    worker.start()
-    name = worker.ready().name
+    ending: list[Callable[[], None]] = [worker.stop]
+
+    async def serve() -> None:
+        server = AsyncTcpServer(host, port)
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        ending.append(lambda: loop.call_soon_threadsafe(stop.set))
+        await server.start(lambda *streams: Handler(*streams, worker, settings.max_text))
+        tell(f"{worker.ready().name} serves Wyoming at tcp://{host}:{port} (Ctrl-C ends it)")
+        await stop.wait()
+        await server.stop()
+
+    def talk() -> None:
+        worker.ready()
+        asyncio.run(serve())
+
     try:
-        asyncio.run(
-            serve_wyoming(
-                worker,
-                settings,
-                host,
-                port,
-                lambda: tell(f"{name} serves Wyoming at tcp://{host}:{port} (Ctrl-C ends it)"),
-            )
-        )
+        beside(worker, talk, lambda: ending[-1]())
     except OSError as error:
         raise WarbleError(
             f"{host}:{port} cannot be listened on ({error.strerror or error}): choose another with"
             " --port or --host"
         ) from error
-    finally:
-        worker.close()

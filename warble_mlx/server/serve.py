@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-import signal
 import socket
 import sys
 from collections.abc import Callable
-from types import FrameType
 
 import uvicorn
 
 from warble_mlx.errors import WarbleError
 from warble_mlx.server.app import Server
+from warble_mlx.server.beside import beside
 from warble_mlx.server.settings import Settings
 from warble_mlx.server.worker import Worker
 from warble_mlx.speech import Warble
@@ -21,8 +20,7 @@ _CUT = "ASGI callable returned without completing response."
 
 
 class HttpServer(uvicorn.Server):
-    """Uvicorn for one worker. SIGINT and SIGTERM let what is being spoken end, a second SIGINT
-    does not."""
+    """Uvicorn for one worker."""
 
     def __init__(self, worker: Worker, settings: Settings) -> None:
         self._worker = worker
@@ -38,10 +36,11 @@ class HttpServer(uvicorn.Server):
         )
         super().__init__(config)
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal has come. What waits in line is sent away at once."""
+    def end(self, at_once: bool = False) -> None:
+        """Let `run` return once what is being spoken has ended, or at once. Any thread may call
+        it. What waits in line is sent away."""
         self._worker.shut_door()
-        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.force_exit = at_once
         self.should_exit = True
 
 
@@ -78,13 +77,27 @@ def serve(
     log.propagate = False
     # A speech that fails half-way is left without its end on purpose.
     logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != _CUT)
+    worker = Worker(load, settings)
+    running: list[HttpServer] = []
+    signals = 0
+
+    def on_signal() -> None:
+        nonlocal signals
+        signals += 1
+        for http in running:
+            http.end(at_once=signals > 1)
+        if not running:
+            worker.stop()
+
     with listener(host, port) as listening:
-        worker = Worker(load, settings)
-        worker.start()
-        http = HttpServer(worker, settings)
-        address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        tell(f"{http.server.model_name} serves at {address} (Ctrl-C ends it)")
-        try:
-            http.run(sockets=[listening])
-        finally:
-            worker.close()
+
+        def talk() -> None:
+            worker.ready()
+            http = HttpServer(worker, settings)
+            running.append(http)
+            address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+            tell(f"{http.server.model_name} serves at {address} (Ctrl-C ends it)")
+            if not worker.is_closing:
+                http.run(sockets=[listening])
+
+        beside(worker, talk, on_signal)

@@ -1,4 +1,4 @@
-"""The one thread that owns the model: takes jobs, speaks them side by side, hands out samples.
+"""What owns the model, in one thread: takes jobs, speaks them side by side, hands out samples.
 
 A job waits in a bounded line for a row, is spoken beside others, and may be given up at any time;
 that is noticed before the next frame. All a job's client gets are `Audio`s and one `End`, through
@@ -106,11 +106,14 @@ class Job:
         self.given_up = self.given_up or reason
 
 
-class Worker(threading.Thread):
-    """Loads the model by `load` and serves until `close`. Start it, then wait for `ready`."""
+class Worker:
+    """Loads the model by `load` and serves until `stop`: in the thread that calls `run`.
+
+    A process does best to call it in its main thread. MLX keeps something for every thread that
+    used it, and aborts a process that ends in the moment after such a thread has ended.
+    """
 
     def __init__(self, load: Callable[[], Warble], settings: Settings) -> None:
-        super().__init__(name="warble-worker", daemon=True)
         self._load, self._settings = load, settings
         self._change = threading.Condition()
         self._waiting: deque[Job] = deque()
@@ -175,22 +178,21 @@ class Worker(threading.Thread):
         # Called by a signal handler: it must not wait for a lock that its own thread may hold.
         self._closing = True
 
-    def close(self) -> None:
-        """Give up everything and end the thread."""
+    def stop(self) -> None:
+        """Give up everything and let `run` return."""
         self._closing = self._stopping = True
-        self.join()
 
-    # ------------------------------------------------------------------ in this thread
+    # ------------------------------------------------------------------ in the model's thread
 
     def run(self) -> None:
-        """Load, then serve until closed."""
+        """Load, then serve until stopped. Raises what loading raises, which `ready` does, too."""
         try:
             warble = self._load()
             with warble.stream("A.", seed=0) as stream:  # or the first client would wait longer
                 next(stream)
         except BaseException as error:
             self._loaded.set_exception(error)
-            return
+            raise
         self._loaded.set_result(warble)
         ensemble = Ensemble(warble.engine, self._settings.rows)
         while not self._stopping:
