@@ -20,7 +20,7 @@ from serving import Running
 from speaking import QuickBatch, quick_warble
 
 from warble_mlx import ensemble
-from warble_mlx.server.encoders import pcm16
+from warble_mlx.live import Pcm
 from warble_mlx.server.settings import Settings
 
 CLIP = Path(__file__).parent / "cases" / "ref" / "ref_16k_mono.wav"
@@ -112,7 +112,7 @@ def test_it_speaks_what_the_server_sends(page: Any) -> None:
     samples, rate = soundfile.read(io.BytesIO(data), dtype="int16")
     wanted = quick_warble()[0].say("Good morning to you.", voice="Kal", seed=7).samples
     assert rate == 44_100
-    assert np.array_equal(samples, np.frombuffer(pcm16(wanted), "<i2"))
+    assert np.array_equal(samples, np.frombuffer(Pcm(44_100).encode(wanted), "<i2"))
     drawn = page.evaluate(
         "() => { const c = document.getElementById('wave');"
         " return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((v) => v); }"

@@ -34,7 +34,7 @@ from wyoming.tts import (
 )
 
 from warble_mlx import ensemble
-from warble_mlx.server.encoders import pcm16
+from warble_mlx.live import Pcm
 from warble_mlx.server.home_assistant import Handler
 from warble_mlx.server.settings import Settings
 from warble_mlx.server.worker import Worker
@@ -119,7 +119,7 @@ def test_the_sound_is_what_is_said(worker: Worker, monkeypatch: pytest.MonkeyPat
     )
     asked = Synthesize("Good morning.", voice=SynthesizeVoice(language="en_GB"))
     events = talk(worker, lambda client: ask(client, asked, until=AudioStop))
-    assert sound(events) == pcm16(
+    assert sound(events) == Pcm(44_100).encode(
         quick_warble()[0].say("Good morning.", voice="Slt", seed=5).samples
     )
 

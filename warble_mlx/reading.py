@@ -263,7 +263,7 @@ class Reading:
         turns = self.turns()
         emissions: Iterator[Emission] = iter(())
         go_on: Callable[[], Turn] = partial(turns.send, None)
-        while True:
+        while not self._is_stopped:
             try:
                 turn = go_on()
             except StopIteration:
@@ -302,8 +302,6 @@ class Reading:
                 yield Chunk(samples, self.frames, self.frames)
             if part.spoken:
                 yield from self._speak(part.text, is_last=number + 1 == len(plan.parts))
-            if self._is_stopped:
-                return
         if cut or any(piece.finish_reason == "length" for piece in self.pieces):
             self.finish_reason = "length"
 

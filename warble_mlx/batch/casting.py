@@ -18,7 +18,8 @@ from warble_mlx.batch.ledger import file_digest
 from warble_mlx.batch.rows import Numbered, Row
 from warble_mlx.clips import prepare_clip
 from warble_mlx.narration import wanted_of
-from warble_mlx.reading import DEFAULT_PAUSE_S, Plan
+from warble_mlx.options import DEFAULT_PAUSE_S
+from warble_mlx.reading import Plan
 from warble_mlx.registered import SUFFIX, RegisteredVoice, read_voice
 from warble_mlx.speech import Warble
 

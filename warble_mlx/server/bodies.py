@@ -10,8 +10,8 @@ from msgspec import Meta
 from starlette.responses import Response
 
 from warble_mlx.errors import TextError, WarbleError
+from warble_mlx.options import MAX_RETRIES, MAX_SEED
 from warble_mlx.server.encoders import DEFAULT_FORMAT, FORMATS
-from warble_mlx.speech import MAX_RETRIES, MAX_SEED
 from warble_mlx.splitting import LONGEST_BREAK_S
 from warble_mlx.text import speakable
 

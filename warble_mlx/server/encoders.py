@@ -1,8 +1,8 @@
 """Samples to the bytes of one audio stream, piece by piece.
 
 A stream begins before its length is known and cannot be gone back into, so headers say "unknown":
-WAV carries the largest size, FLAC no length, MP3 and Ogg need none. Samples beyond full scale are
-held at the limit, as a stream cannot be scaled as a whole.
+WAV carries the largest size, FLAC no length, MP3 and Ogg need none. The level is kept as in
+`warble_mlx.live`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
-from warble_mlx.audio import PEAK_LIMIT
 from warble_mlx.errors import AudioError, MissingExtraError
+from warble_mlx.live import Level, Pcm
 
 Samples = npt.NDArray[np.float32]
 
@@ -26,7 +26,6 @@ DEFAULT_FORMAT = "mp3"
 PCM_RATE = 24_000  # Hz, what clients of OpenAI's interface take raw samples for
 OPUS_RATE = 48_000
 RATES = (8_000, 11_025, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)
-_UNKNOWN = 0xFFFFFFFF
 _OGG_PAGE_MS = 100.0  # libsndfile fills a page for a second by default
 _SET_OGG_PAGE_LATENCY_MS = 0x1302
 
@@ -89,15 +88,6 @@ def can_encode(kind: str) -> bool:
     return kind in FORMATS and (kind != "aac" or importlib.util.find_spec("av") is not None)
 
 
-def _held(samples: Samples) -> Samples:
-    return np.clip(samples, -PEAK_LIMIT, PEAK_LIMIT)
-
-
-def pcm16(samples: Samples) -> bytes:
-    """Samples [n] as signed 16-bit little-endian numbers."""
-    return np.round(_held(samples) * 32767).astype("<i2").tobytes()
-
-
 class _Resampled:
     """An encoder behind a resampler, if their rates differ."""
 
@@ -127,38 +117,29 @@ class _Raw:
     def __init__(self, rate: int) -> None:
         self.rate = rate
         self.media_type = f"audio/pcm; rate={rate}; channels=1"
+        self._pcm = Pcm(rate)
 
     def encode(self, samples: Samples) -> bytes:
-        return pcm16(samples)
+        return self._pcm.encode(samples) if samples.size else b""
 
     def finish(self) -> bytes:
         return b""
 
 
-class _Wav:
-    """The header of a WAV of unknown length, then samples as in `_Raw`."""
-
-    media_type = "audio/wav"
+class _Wav(_Raw):
+    """The same behind the header of a WAV of unknown length."""
 
     def __init__(self, rate: int) -> None:
-        self.rate = rate
-        parts = (
-            b"RIFF", (_UNKNOWN, 4), b"WAVE",
-            b"fmt ", (16, 4), (1, 2), (1, 2), (rate, 4), (2 * rate, 4), (2, 2), (16, 2),
-            b"data", (_UNKNOWN, 4),
-        )  # fmt: skip
-        self._header = b"".join(
-            part if isinstance(part, bytes) else part[0].to_bytes(part[1], "little")
-            for part in parts
-        )
+        super().__init__(rate)
+        self.media_type = "audio/wav"
+        self._header = self._pcm.endless_header()
 
     def encode(self, samples: Samples) -> bytes:
         header, self._header = self._header, b""
-        return header + pcm16(samples)
+        return header + super().encode(samples)
 
     def finish(self) -> bytes:
-        header, self._header = self._header, b""
-        return header
+        return self._header
 
 
 class _Sink:
@@ -200,6 +181,7 @@ class _Library:
         self, container: str, subtype: str, rate: int, media_type: str, **options: Any
     ) -> None:
         self.rate, self.media_type = rate, media_type
+        self._level = Level(rate)
         self._sink = _Sink()
         self._file = soundfile.SoundFile(
             self._sink, "w", rate, 1, subtype, format=container, **options
@@ -212,7 +194,8 @@ class _Library:
             )
 
     def encode(self, samples: Samples) -> bytes:
-        self._file.write(_held(samples))
+        if samples.size:
+            self._file.write(self._level(samples))
         return self._sink.take()
 
     def finish(self) -> bytes:
@@ -231,6 +214,7 @@ class _Aac:
         except ModuleNotFoundError as error:
             raise MissingExtraError("AAC", "PyAV", "av") from error
         self.rate = rate
+        self._level = Level(rate)
         self._sink = _Sink()
         self._container = self._av.open(self._sink, "w", format="adts")
         self._stream = self._container.add_stream("aac", rate=rate, layout="mono")
@@ -240,7 +224,7 @@ class _Aac:
     def encode(self, samples: Samples) -> bytes:
         if samples.size:
             frame = self._av.AudioFrame.from_ndarray(
-                np.ascontiguousarray(_held(samples)[None]), format="fltp", layout="mono"
+                np.ascontiguousarray(self._level(samples)[None]), format="fltp", layout="mono"
             )
             frame.sample_rate, frame.pts = self.rate, self._at
             self._at += samples.size

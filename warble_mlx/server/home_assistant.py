@@ -26,10 +26,10 @@ from wyoming.tts import (
 from warble_mlx import __version__
 from warble_mlx.arriving import ArrivingText
 from warble_mlx.errors import TextError, VoiceError, WarbleError
-from warble_mlx.reading import DEFAULT_PAUSE_S
+from warble_mlx.live import Pcm
+from warble_mlx.options import DEFAULT_PAUSE_S
 from warble_mlx.registered import RegisteredVoice
 from warble_mlx.server.beside import beside
-from warble_mlx.server.encoders import pcm16
 from warble_mlx.server.settings import Settings
 from warble_mlx.server.worker import Audio, End, Job, Outbox, Worker
 from warble_mlx.speech import Warble
@@ -127,7 +127,7 @@ class Handler(AsyncEventHandler):
         outbox = Outbox()
         job = Job(text, {"voice": self._chosen(voice)}, outbox.put)
         self._worker.submit(job)
-        follows = self._is_speaking
+        follows, pcm = self._is_speaking, Pcm(self._warble.sample_rate)
         try:
             while not isinstance(out := await outbox.get(), End):
                 if not isinstance(out, Audio):
@@ -138,7 +138,7 @@ class Handler(AsyncEventHandler):
                 if follows:
                     follows = False
                     await self._send(bytes(_WIDTH * round(DEFAULT_PAUSE_S * self._format["rate"])))
-                await self._send(pcm16(out.samples))
+                await self._send(pcm.encode(out.samples))
         finally:
             job.give_up("client-left")
         if out.status != 200:
