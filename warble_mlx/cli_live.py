@@ -22,6 +22,9 @@ class Outlet(AbstractContextManager["Outlet"], Protocol):
     def write(self, samples: Samples) -> None:
         """Let samples [n] follow those before them."""
 
+    def flush(self) -> None:
+        """Hold nothing back: the next samples may be long in coming."""
+
 
 def speak_live(warble: Warble, text: str, output: str | None, raw: bool, **options: Any) -> Speech:
     """Speak to stdout ("-"), as WAV or `raw` PCM, or to the loudspeaker (None).
@@ -67,6 +70,9 @@ class Stdout(AbstractContextManager["Stdout"]):
             self._begin = _position()
             emit(self._pcm.endless_header())
         emit(following)
+
+    def flush(self) -> None:
+        """Nothing is ever held back."""
 
     def __exit__(self, *_: object) -> None:
         if self._begin is not None:

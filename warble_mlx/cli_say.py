@@ -176,7 +176,7 @@ def say(
     as_json: bool,
     offline: bool,
 ) -> None:
-    """Speak TEXT: words, - for stdin, or nothing when text is piped in.
+    """Speak TEXT: words, or nothing when text is piped in; - speaks it while it arrives.
 
     Speech goes to the loudspeaker or to a file, one line of figures to stderr.
 
@@ -214,8 +214,10 @@ def say(
         if ctx.get_parameter_source("voice") is ParameterSource.COMMANDLINE:
             raise click.UsageError("give either --voice or --ref-audio, not both", ctx)
         voice = None  # only a default from the environment
-    words = read_text(ctx, text, file)
     wanted, output = output, choose_output(ctx, output)
+    is_live = output is None or (output == "-" and stream)
+    arrives = text == ("-",) and is_live
+    words = "" if arrives else read_text(ctx, text, file)
     is_file = voice is not None and voice.endswith(".safetensors")
     chosen: str | Path | RegisteredVoice | None = Path(voice) if voice and is_file else voice
     if ref_audio is not None and ref_text is not None:
@@ -246,7 +248,14 @@ def say(
     }
     if pause is not None:
         options["pause_s"] = pause
-    is_live = output is None or (output == "-" and stream)
+    if arrives:
+        from warble_mlx.cli_lines import speak_arriving, summary
+
+        speeches, status = speak_arriving(warble, output, raw, **options)
+        for speech in speeches if as_json else ():
+            emit(facts(warble, speech, None))
+        click.echo(f"{summary(speeches)} -> {place_of(output)}", err=True)
+        ctx.exit(0 if allow_truncated and status == TRUNCATED_STATUS else status)
     if output is None or is_live:
         from warble_mlx.cli_live import speak_live
 

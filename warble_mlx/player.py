@@ -80,6 +80,7 @@ class Player:
         self._made_s = 0.0  # audio since then
         self._enough = math.inf  # samples to wait for
         self._is_playing = False
+        self._is_due = False
         self._is_complete = False
         self._is_heard = threading.Event()
         sounddevice = self._sounddevice = _sounddevice()
@@ -107,11 +108,16 @@ class Player:
             rtf = (now - self._first) / self._made_s
             self._enough = needed_s(rtf, self._burst_s, left_s) * self._rate
         with self._lock:
+            self._is_due = False
             self._queue.append(loud)
             self._queued += loud.size
         while self._queued > max(_MOST_S * self._rate, self._enough):
             time.sleep(_POLL_S)
         self._first += self._clock() - now
+
+    def flush(self) -> None:
+        """Play what there is, however little: the next samples may be long in coming."""
+        self._is_due = True
 
     def __enter__(self) -> Player:
         return self
@@ -136,7 +142,8 @@ class Player:
         out.fill(0)
         with self._lock:
             if not self._is_playing:
-                if not self._is_complete and self._queued < max(self._enough, 1):
+                wanted = 1 if self._is_due else max(self._enough, 1)
+                if not self._is_complete and self._queued < wanted:
                     return
                 self._is_playing = True
             at = 0
