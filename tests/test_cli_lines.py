@@ -89,9 +89,7 @@ def test_lines_are_spoken_one_by_one(
 ) -> None:
     text = "\n".join(LINES).encode()
     # Bytes that cut words and signs anywhere.
-    thread = feed(
-        monkeypatch, lambda out: [os.write(out, text[i : i + 3]) for i in range(0, 99, 3)]
-    )
+    thread = feed(lambda out: [os.write(out, text[i : i + 3]) for i in range(0, 99, 3)])
     assert cli.main(["-", "--raw", "--seed", str(SEED)]) == 0
     thread.join()
     out, err = capfdbinary.readouterr()
