@@ -155,7 +155,7 @@ def test_no_text(
     assert told in capfd.readouterr().err
 
 
-def test_a_file_still_takes_the_whole_text(warble: Warble, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_still_takes_the_whole_text(warble: Warble, feed: Feed) -> None:
     feed(lambda out: os.write(out, b"Alpha one.\nBravo two.")).join()
     assert cli.main(["-", "-o", "speech.wav", "--seed", str(SEED)]) == 0
     whole = warble.say("Alpha one.\nBravo two.", seed=SEED)
