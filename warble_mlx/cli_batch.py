@@ -16,7 +16,7 @@ from warble_mlx.cli_base import (
     option,
     say_so,
 )
-from warble_mlx.cli_say import MAX_RETRIES, MAX_SEED
+from warble_mlx.options import MAX_RETRIES, MAX_SEED
 
 FAILED_STATUS = 5  # some rows have no file
 DEFAULT_ROWS = 8
@@ -118,18 +118,22 @@ def batch(
     warble = warble_mlx.load(model, offline=offline)
     from warble_mlx.batch.run import run_batch
 
-    done = run_batch(
-        warble,
-        Path(source),
-        Path(out),
-        rows=rows,
-        kind=kind,
-        resume=resume,
-        keep_cut=allow_truncated,
-        defaults=defaults,
-        tell=say_so,
-        bar=sys.stderr if is_terminal(sys.stderr) else None,
-    )
+    try:
+        done = run_batch(
+            warble,
+            Path(source),
+            Path(out),
+            rows=rows,
+            kind=kind,
+            resume=resume,
+            keep_cut=allow_truncated,
+            defaults=defaults,
+            tell=say_so,
+            bar=sys.stderr if is_terminal(sys.stderr) else None,
+        )
+    except KeyboardInterrupt:
+        say_so("what is finished is kept: the same command with --resume goes on from there")
+        raise
     if not done.rank:
         every = done.good + len(done.failures)
         rtf = f" (RTF {done.took_s / done.seconds:.2f})" if done.seconds else ""

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from warble_mlx.cli_live import Outlet, Stdout
 from warble_mlx.errors import SickError, TextError
 
 if TYPE_CHECKING:
+    from warble_mlx.options import Options
     from warble_mlx.results import Speech
     from warble_mlx.speech import Warble
 
@@ -76,7 +77,7 @@ def speak_arriving(
     speeches: list[Speech] = []
     own_voice: Reference | None = None
     status = 0
-    silence = np.zeros(round(pause_of(options) * warble.sample_rate), np.float32)
+    silence = np.zeros(round(pause_of(cast("Options", options)) * warble.sample_rate), np.float32)
     plan = warble.plan(first, **options)
     with _outlet(warble, output, raw, arrivals) as outlet:
         number = 0

@@ -31,10 +31,12 @@ LIBRARIES = ("numpy", "tokenizers", "huggingface_hub", "soundfile", "soxr", "msg
 EXTRAS = (
     ("play", "sounddevice", "playing speech"),
     ("convert", "torch", "converting a codec.pth"),
-    ("av", "av", "clips in m4a, AAC, WebM and the like"),
+    ("av", "av", "clips in m4a, AAC, WebM and the like, and AAC from warble serve"),
     ("text", "num2words", "numbers as words (--normalise)"),
     ("quant", "mlx-lm", "quantising"),
     ("bench", "matplotlib", "charts"),
+    ("server", "uvicorn", "warble serve"),
+    ("wyoming", "wyoming", "Home Assistant (warble wyoming)"),
 )
 # From this version on, loading the published model's own code with transformers leaves its RoPE
 # tables unset: it then speaks noise without an error.

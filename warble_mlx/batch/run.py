@@ -83,7 +83,7 @@ def run_batch(
     work = _Work(warble, casting, ledger, folder, kind, keep_cut, tell)
     for failure in failures:
         work.fail(failure)
-    todo = work.checked(own, earlier)
+    todo = work.checked(own, earlier, bar)
     fatal = ""
     try:
         work.speak(todo, rows, bar)
@@ -160,10 +160,12 @@ class _Work:
         name = "" if failure.id is None else f" ({failure.id})"
         self._tell(f"line {failure.line}{name}: {failure.error}")
 
-    def checked(self, own: Sequence[Numbered], earlier: Mapping[str, Entry]) -> list[Numbered]:
+    def checked(
+        self, own: Sequence[Numbered], earlier: Mapping[str, Entry], bar: TextIO | None
+    ) -> list[Numbered]:
         """The rows that are to be spoken; the others are done or have failed."""
         todo = []
-        for numbered in own:
+        for numbered in tqdm(own, "checking", file=bar, disable=bar is None, leave=False):
             try:
                 self._casting.check(numbered)
                 entry = earlier.get(numbered.id)

@@ -192,8 +192,14 @@ def run_wyoming(
         server = AsyncTcpServer(host, port)
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
-        ending.append(lambda: loop.call_soon_threadsafe(stop.set))
-        await server.start(lambda *streams: Handler(*streams, worker, settings.max_text))
+
+        def end() -> None:
+            loop.call_soon_threadsafe(stop.set)
+
+        ending.append(end)
+        await server.start(
+            lambda reader, writer: Handler(reader, writer, worker, settings.max_text)
+        )
         tell(f"{worker.ready().name} serves Wyoming at tcp://{host}:{port} (Ctrl-C ends it)")
         await stop.wait()
         await server.stop()
