@@ -98,7 +98,6 @@ class Job:
     began_at: float = math.nan
     first_at: float = math.nan
     given_up: str = ""  # why, once nobody wants it any more
-    ended: End | None = None
     samples: int = 0
 
     def give_up(self, reason: str) -> None:
@@ -299,6 +298,5 @@ class Worker:
             mx.clear_cache()
 
     def _end(self, job: Job, end: End) -> None:
-        job.ended = end
         self.on_end(job, end)
         job.tell(end)
