@@ -128,6 +128,29 @@ def test_the_batch_is_no_wider_than_it_must(warble: Warble) -> None:
     assert ensemble.busy == 0
 
 
+def test_one_that_may_not_go_on_rests_between_pieces(warble: Warble) -> None:
+    alone = [warble.say(TEXTS[3], seed=7).samples, warble.say("Hi", seed=70).samples]
+    resting: set[Reading] = set()
+    ensemble = Ensemble(warble.engine, 2, lambda reading: reading not in resting)
+    hearer = Hearer()
+    slow, other = reading(warble, TEXTS[3], 7), reading(warble, "Hi", 70)
+    hearer.see(list(ensemble.start(slow)))
+    resting.add(slow)  # from its second piece on
+    while not ensemble.is_resting:
+        hearer.see(list(ensemble.step()))
+    assert len(slow.pieces) == 1
+    hearer.see(list(ensemble.start(other)))
+    assert not ensemble.is_resting
+    while other not in hearer.ends:
+        hearer.see(list(ensemble.step()))
+    assert slow not in hearer.ends
+    resting.clear()
+    finish(ensemble, hearer)
+    for one, wanted in zip((slow, other), alone, strict=True):
+        assert hearer.ends[one] is None
+        assert np.array_equal(np.concatenate(hearer.samples[one]), wanted)
+
+
 def test_chunk_sizes_do_not_change_the_samples(warble: Warble) -> None:
     wanted = warble.say("Where did you go?", seed=5).samples
     plan = warble.plan("Where did you go?", seed=5)

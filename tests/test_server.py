@@ -9,6 +9,7 @@ import json
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def quick_rows() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def server(quick_rows: None) -> Iterator[Running]:
     running = Running(
-        Settings(rows=3, queue=2, max_text=3000, max_upload=1 << 20, body_timeout_s=1.5)
+        Settings(rows=3, queue=2, max_text=3000, max_upload=1 << 20, body_timeout_s=1.5, ahead_s=5)
     )
     yield running
     running.stop()
@@ -309,6 +310,33 @@ def test_the_line_is_bounded_and_left(server: Running) -> None:
     assert float(metrics["warble_queue_length"]) == 0
     assert float(metrics["warble_first_audio_seconds_count"]) > 1
     assert float(metrics["warble_rtf_count"]) > 1
+
+
+def test_a_slow_client_is_waited_for(server: Running) -> None:
+    """What it has not taken is bounded, and in the end it has all of it."""
+    text = LONG * 3
+    asked = {"input": text, "seed": 1, "response_format": "wav"}
+    whole = server.say(text, **{name: asked[name] for name in ("seed", "response_format")})[2]
+    made = server.ends[-1][0].samples
+    with socket.socket() as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.connect(("127.0.0.1", server.port))
+        body = json.dumps(asked).encode()
+        head = f"Host: localhost\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        slow.sendall(b"POST /v1/audio/speech HTTP/1.1\r\n" + head.encode() + body)
+        server.wait(lambda: server.worker.busy == 1)
+        (job,) = server.worker._speaking.values()
+        before = -1
+        while job.samples != before:  # it goes on until it waits
+            before = job.samples
+            time.sleep(0.4)
+        assert server.worker.busy == 1
+        assert job.samples - job.taken < 44_100 * 20
+        assert job.samples < made
+        answer = http.client.HTTPResponse(slow)
+        answer.begin()
+        assert answer.read() == whole
+        answer.close()
 
 
 def test_a_sick_speech_is_no_whole_one(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from warble_mlx.engine import Batch, Emission, Engine
+from warble_mlx.engine import Batch, Emission, Engine, Request
 from warble_mlx.errors import WarbleError
 from warble_mlx.reading import Chunk, Reading, Turn
 
@@ -37,12 +37,19 @@ class _Speaker:
     reading: Reading
     turns: Generator[Turn, Emission | None, None]
     number: int = -1  # of its request in the batch
+    parked: Request | None = None  # not yet in the batch
 
 
 class Ensemble:
-    """Speaks up to `rows` readings at once. Only the thread that loaded the model may use it."""
+    """Speaks up to `rows` readings at once. Only the thread that loaded the model may use it.
 
-    def __init__(self, engine: Engine, rows: int) -> None:
+    may_go_on: asked before each piece of a reading; one that may not is asked for again at every
+    step, and costs nothing meanwhile.
+    """
+
+    def __init__(
+        self, engine: Engine, rows: int, may_go_on: Callable[[Reading], bool] = lambda _: True
+    ) -> None:
         if rows < 1:
             raise WarbleError(f"at least one row is needed, not {rows}")
         self.rows = rows
@@ -51,6 +58,7 @@ class Ensemble:
         self._speakers: dict[Reading, _Speaker] = {}
         self._by_number: dict[int, _Speaker] = {}
         self._requests = 0
+        self._may_go_on = may_go_on
 
     @property
     def busy(self) -> int:
@@ -61,6 +69,11 @@ class Ensemble:
     def room(self) -> int:
         """How many more may start."""
         return self.rows - self.busy
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether no frame is being made: every reading waits until it may go on."""
+        return not self._by_number
 
     def start(self, reading: Reading) -> Iterator[Event]:
         """Let a reading join; yields what it brings at once. Raises WarbleError without room."""
@@ -78,10 +91,13 @@ class Ensemble:
 
     def step(self) -> Iterator[Event]:
         """One frame for every reading, and the chunks, ends and failures that come of it."""
+        for speaker in list(self._speakers.values()):
+            if speaker.parked is not None and self._may_go_on(speaker.reading):
+                yield from self._drive(speaker, None)
         for emission in self._batch.step():
-            speaker = self._by_number.get(emission.request)
-            if speaker is not None:
-                yield from self._drive(speaker, emission)
+            wanting = self._by_number.get(emission.request)
+            if wanting is not None:
+                yield from self._drive(wanting, emission)
         if not self._speakers:
             # Rows and caches of the busiest time need not be carried on with.
             self._batch = Batch(self._engine, self.rows, elastic=True)
@@ -91,23 +107,29 @@ class Ensemble:
         reading = speaker.reading
         go_on: Callable[[], Turn] = partial(speaker.turns.send, answer)
         while reading in self._speakers:
-            try:
-                turn = go_on()
-            except StopIteration:
-                self.stop(reading)
-                yield Event(reading)
-                return
-            except WarbleError as error:
-                self.stop(reading)
-                yield Event(reading, error=error)
-                return
-            go_on = partial(speaker.turns.send, None)
+            if speaker.parked is not None:
+                turn, speaker.parked = speaker.parked, None
+            else:
+                try:
+                    turn = go_on()
+                except StopIteration:
+                    self.stop(reading)
+                    yield Event(reading)
+                    return
+                except WarbleError as error:
+                    self.stop(reading)
+                    yield Event(reading, error=error)
+                    return
+                go_on = partial(speaker.turns.send, None)
             if turn is None:
                 return
             if isinstance(turn, Chunk):
                 yield Event(reading, turn)
                 continue
             self._release(speaker)  # it may want another one before the last has ended
+            if not self._may_go_on(reading):
+                speaker.parked = turn
+                return
             try:
                 self._requests += 1
                 self._batch.join(self._requests, turn)

@@ -88,6 +88,7 @@ class SpeechAnswer(Response):
         """Bytes to send, to the end or to what went wrong."""
         while isinstance(out, Audio):
             yield self._delta(await asyncio.to_thread(self._encoder.encode, out.samples))
+            self._job.taken += out.samples.size
             out = await self._outbox.get()
         assert isinstance(out, End)
         data = await asyncio.to_thread(self._encoder.finish)

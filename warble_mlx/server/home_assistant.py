@@ -139,6 +139,7 @@ class Handler(AsyncEventHandler):
                     follows = False
                     await self._send(bytes(_WIDTH * round(DEFAULT_PAUSE_S * self._format["rate"])))
                 await self._send(pcm.encode(out.samples))
+                job.taken += out.samples.size
         finally:
             job.give_up("client-left")
         if out.status != 200:

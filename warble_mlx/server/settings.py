@@ -17,6 +17,7 @@ class Settings:
     body_timeout_s: float = 20.0  # for a request to arrive whole
     queue_timeout_s: float = 120.0  # for a row
     speech_timeout_s: float = 1800.0  # from its row to its end
+    ahead_s: float = 30.0  # of speech that a client has not taken yet; then the next piece waits
     send_timeout_s: float = 30.0  # a client that takes nothing for so long has gone
     shutdown_s: float = 30.0  # for running requests, once told to stop
     token: str | None = None

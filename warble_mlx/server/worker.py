@@ -98,7 +98,8 @@ class Job:
     began_at: float = math.nan
     first_at: float = math.nan
     given_up: str = ""  # why, once nobody wants it any more
-    samples: int = 0
+    samples: int = 0  # made
+    taken: int = 0  # of them, by the client
 
     def give_up(self, reason: str) -> None:
         """Nobody wants it any more; its row is free before the next frame."""
@@ -193,11 +194,21 @@ class Worker:
             self._loaded.set_exception(error)
             raise
         self._loaded.set_result(warble)
-        ensemble = Ensemble(warble.engine, self._settings.rows)
+        ahead = round(self._settings.ahead_s * warble.sample_rate)
+
+        def may_go_on(reading: Reading) -> bool:
+            """Whether the job's client keeps up."""
+            job = self._speaking[reading]
+            return job.samples - job.taken < ahead
+
+        def empty() -> Ensemble:
+            return Ensemble(warble.engine, self._settings.rows, may_go_on)
+
+        ensemble = empty()
         while not self._stopping:
             with self._change:
-                if not (self._waiting or self._tasks or self._speaking):
-                    self._change.wait(timeout=0.1)
+                if not (self._waiting or self._tasks) and ensemble.is_resting:
+                    self._change.wait(timeout=0.05)
             try:
                 self._turn(warble, ensemble)
             except Exception as error:  # a defect, or the machine's: this one serving must go on
@@ -205,7 +216,7 @@ class Worker:
                 for job in self._speaking.values():
                     self._end(job, End("internal", message, 500))
                 self._speaking.clear()
-                ensemble = Ensemble(warble.engine, self._settings.rows)
+                ensemble = empty()
         for job in [*self._speaking.values(), *self._waiting]:
             self._end(job, End("closing", "the server is closing", 503))
         self._speaking.clear()
