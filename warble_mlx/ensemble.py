@@ -107,8 +107,9 @@ class Ensemble:
         reading = speaker.reading
         go_on: Callable[[], Turn] = partial(speaker.turns.send, answer)
         while reading in self._speakers:
-            if speaker.parked is not None:
-                turn, speaker.parked = speaker.parked, None
+            turn: Turn = speaker.parked
+            if turn is not None:
+                speaker.parked = None
             else:
                 try:
                     turn = go_on()
