@@ -1,0 +1,192 @@
+"""Many packings of one model, side by side: bytes per frame beside what they cost.
+
+Nothing is written: the reference's own Linears are rounded in memory and put back afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import mlx.core as mx
+import mlx.nn as nn
+import msgspec
+
+from warble_mlx import __version__
+from warble_mlx.bench.synthetic import linear_shapes, stored_path
+from warble_mlx.dual_ar import DualAR
+from warble_mlx.errors import WarbleError
+from warble_mlx.fidelity.compare import (
+    SEED,
+    bytes_per_frame,
+    open_float32,
+    stored_packings,
+    with_frames,
+)
+from warble_mlx.fidelity.divergence import Divergence, Reference
+from warble_mlx.fidelity.streams import digest, generate, requests_for
+from warble_mlx.quant.affine import Packed
+from warble_mlx.quant.calibration import calibration_streams, learn, unpacked
+from warble_mlx.quant.policy import DEFAULT_POLICY, Packing, plan
+
+Component = Literal["both", "slow", "fast"]
+Progress = Callable[[str], None]
+
+POLICY_OF: Mapping[Component, str] = {
+    "both": DEFAULT_POLICY,
+    "slow": "slow-linears",
+    "fast": "fast-linears",
+}
+BITS, GROUPS = (8, 6, 4, 3), (32, 64, 128)
+OTHER_MODES = (Packing(8, 32, "mxfp8"), Packing(4, 32, "mxfp4"), Packing(4, 16, "nvfp4"))
+LEARNED_BITS = (4, 3)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One packing of one component and what it gave."""
+
+    packing: Packing
+    component: Component
+    learned: bool
+    bytes_per_frame: int
+    divergence: Divergence
+
+
+class Sweep(msgspec.Struct, frozen=True):
+    """All rows, and what they were measured on."""
+
+    reference: str
+    texts: int
+    texts_sha256: str
+    reference_bytes_per_frame: int
+    rows: tuple[Row, ...]
+    version: str = __version__
+
+
+def grid() -> list[Packing]:
+    """Every packing that the sweep tries."""
+    affine = [Packing(bits, group, "affine") for bits in BITS for group in GROUPS]
+    return [*affine, *OTHER_MODES]
+
+
+def sweep(
+    reference: Path,
+    texts: Sequence[str],
+    *,
+    packings: Iterable[Packing] | None = None,
+    calibration: Sequence[str] = (),
+    seed: int = SEED,
+    progress: Progress | None = None,
+) -> Sweep:
+    """Measure packings of slow AR, fast AR and both, by rounding; with `calibration` texts also
+    learned ones (affine, both, 4 and 3 bits).
+
+    Group sizes that do not divide the model's widths are left out. Raises WarbleError for a
+    reference that is quantised.
+    """
+    tell = progress or _silent
+    if stored_packings(reference):
+        raise WarbleError(f"{reference} is quantised already: give the bundle it was made from")
+    warble = open_float32(reference)
+    model = warble.engine.model
+    tell(f"the reference speaks {len(texts)} texts")
+    streams = with_frames(generate(warble.engine, requests_for(warble, texts, seed)))
+    known = Reference(model, streams)
+    shapes = linear_shapes(model)
+    calibrating = calibration_streams(warble, calibration) if calibration else None
+    rows = []
+    wanted = list(grid() if packings is None else packings)
+    for packing in wanted:
+        for component, policy in POLICY_OF.items():
+            try:
+                layers = plan(shapes, packing, policy)
+            except WarbleError:  # the group size does not divide a width
+                continue
+            cost = bytes_per_frame(warble.config, layers)
+            with rounded(model, layers):
+                rows.append(Row(packing, component, False, cost, known.compare(model)))
+            tell(_line(rows[-1]))
+            learnable = packing.mode == "affine" and packing.bits in LEARNED_BITS
+            if calibrating is None or component != "both" or not learnable:
+                continue
+            # w1 and w3 are packed apart: the plan knows them under one name here.
+            named = layers | {p.replace(".w1", ".w3"): packing for p in layers if p.endswith(".w1")}
+            learned = learn(model, named, calibrating)
+            with replaced(model, learned, named):
+                rows.append(Row(packing, component, True, cost, known.compare(model)))
+            tell(_line(rows[-1]))
+    if not rows:
+        raise WarbleError("no packing of the sweep fits the model's widths")
+    return Sweep(
+        reference.name,
+        len(texts),
+        digest(texts),
+        bytes_per_frame(warble.config, {}),
+        tuple(rows),
+    )
+
+
+@contextmanager
+def rounded(model: DualAR, layers: Mapping[str, Packing]) -> Iterator[None]:
+    """Round a float32 model's Linears to nearest, as packing and unpacking them would."""
+
+    def value(path: str, weight: mx.array) -> mx.array | None:
+        packing = layers.get(path)
+        if packing is None:
+            return None
+        settings = packing._asdict()
+        parts = mx.quantize(weight.astype(mx.bfloat16), **settings)
+        if packing.mode == "affine":
+            parts = (parts[0], *(part.astype(mx.float32) for part in parts[1:]))
+        return mx.dequantize(*parts, **settings).astype(mx.float32)
+
+    with _changed(model, value):
+        yield
+
+
+@contextmanager
+def replaced(
+    model: DualAR, learned: Mapping[str, Packed], layers: Mapping[str, Packing]
+) -> Iterator[None]:
+    """Give a float32 model's Linears the values of packed parameters."""
+
+    def value(path: str, _: mx.array) -> mx.array | None:
+        if path not in learned:
+            return None
+        parts = [path, path.replace(".w1", ".w3")] if path.endswith(".w1") else [path]
+        return mx.concatenate([unpacked(learned[p], layers[p]) for p in parts])
+
+    with _changed(model, value):
+        yield
+
+
+@contextmanager
+def _changed(model: DualAR, value: Callable[[str, mx.array], mx.array | None]) -> Iterator[None]:
+    before: list[tuple[nn.Module, mx.array]] = []
+    try:
+        for path, module in model.named_modules():
+            if not isinstance(module, nn.Linear):
+                continue
+            new = value(stored_path(path), module["weight"])
+            if new is not None:
+                before.append((module, module["weight"]))
+                module["weight"] = new
+        mx.eval(model.parameters())
+        yield
+    finally:
+        for module, weight in before:
+            module["weight"] = weight
+
+
+def _line(row: Row) -> str:
+    p, how = row.packing, " learned" if row.learned else ""
+    return (
+        f"{p.mode} {p.bits} bits, groups of {p.group_size}, {row.component}{how}:"
+        f" {row.divergence.semantic_kl:.4f} / {row.divergence.fast_kl:.4f} nats"
+    )
+
+
+def _silent(_: str) -> None:
+    return
