@@ -21,7 +21,7 @@ from loudspeaker import Loudspeaker
 
 import warble_mlx
 import warble_mlx.convert
-from warble_mlx import cli, hub, player
+from warble_mlx import cli, hub, player, speech_check
 from warble_mlx.errors import CheckpointError, HubError, VoiceError
 from warble_mlx.model_files import BUNDLE_MARK
 from warble_mlx.reading import Chunk
@@ -750,7 +750,7 @@ def test_convert_prints_the_report_and_lets_the_result_speak(
         "revision": None,
     }
     assert fake.loaded == [("out", True)]
-    assert fake.asked["text"] == cli.CHECK_TEXT
+    assert fake.asked["text"] == speech_check.TEXT
     assert "check: 2.00 s of speech" in result.err
 
 
