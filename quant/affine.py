@@ -6,11 +6,14 @@ integers as one stream of bits, lowest first, in words of 32 bits.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
+
+from warble_mlx.quant.policy import Packing
 
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.uint8]
@@ -22,6 +25,14 @@ class Packed(NamedTuple):
     weight: mx.array  # uint32 [out, in * bits / 32]
     scales: mx.array  # [out, in / group]
     biases: mx.array  # [out, in / group]
+
+
+def unpacked(parts: Sequence[mx.array], packing: Packing) -> mx.array:
+    """The weight [out, in] that packed parameters of any mode stand for, float32."""
+    weight, scales, *biases = parts
+    if packing.mode == "affine":  # in the scales' own 16 bits the products would be rounded
+        scales, biases = scales.astype(mx.float32), [biases[0].astype(mx.float32)]
+    return mx.dequantize(weight, scales, *biases, **packing._asdict()).astype(mx.float32)
 
 
 def packed(integers: Integers, bits: int) -> mx.array:

@@ -18,7 +18,7 @@ from warble_mlx.dual_ar import DualAR
 from warble_mlx.errors import WarbleError
 from warble_mlx.fidelity.forced import Forced, fast_scores, forced, slow_hidden
 from warble_mlx.fidelity.streams import digest, generate, requests_for
-from warble_mlx.quant.affine import Packed
+from warble_mlx.quant.affine import Packed, unpacked
 from warble_mlx.quant.compensation import compensate, damped, inverse_factor
 from warble_mlx.quant.policy import Packing
 from warble_mlx.speech import Warble
@@ -124,14 +124,6 @@ def learn(
         for linear, weight in before:
             linear["weight"] = weight
     return found
-
-
-def unpacked(parts: Packed, packing: Packing) -> mx.array:
-    """The weight [out, in] that packed parameters stand for, float32."""
-    scales, biases = parts.scales.astype(mx.float32), parts.biases.astype(mx.float32)
-    return mx.dequantize(
-        parts.weight, scales, biases, group_size=packing.group_size, bits=packing.bits
-    )
 
 
 def _shares(path: str, weight: mx.array) -> list[tuple[str, mx.array]]:

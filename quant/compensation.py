@@ -23,7 +23,9 @@ Products = npt.NDArray[np.float64]
 
 def damped(products: Products) -> Products:
     """H [in, in] with something added to its diagonal, so that it has an inverse."""
-    return products + np.eye(len(products)) * (DAMPING * np.diag(products).mean() + 1e-12)
+    more = DAMPING * float(np.diag(products).mean()) + 1e-12
+    found: Products = products + more * np.eye(len(products))
+    return found
 
 
 def inverse_factor(products: Products) -> Floats:

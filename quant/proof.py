@@ -68,13 +68,15 @@ def prove(bundle: Path, stage: Path, layers: Mapping[str, Packing]) -> int:
     extra = sorted(after.keys() - before.keys() - parts)[:SHOWN]
     if extra:
         raise CheckpointError(f"tensors appeared that the source does not have: {', '.join(extra)}")
-    for name, weight in before.items():
+    parameters = sum(weight.size for weight in before.values())
+    for name in list(before):
+        # Read when compared, and let go: never two whole files in memory.
+        weight, kept = before.pop(name), after.pop(name, None)
         if name.removesuffix(".weight") in packed:
             continue
-        kept = after.get(name)
         if kept is None or kept.dtype != weight.dtype or not mx.array_equal(kept, weight):
             raise CheckpointError(f"{name} changed, although it is not quantised")
-    return sum(weight.size for weight in before.values())
+    return parameters
 
 
 def check_size(parameters: int, nbytes: int, layers: Mapping[str, Packing]) -> None:

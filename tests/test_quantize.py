@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -15,12 +16,15 @@ import packing_stand_in
 import pytest
 import synthetic
 
+from warble_mlx.config import read_config
 from warble_mlx.convert import convert
+from warble_mlx.convert.names import DECODER, MODEL, expected_tensors
 from warble_mlx.dual_ar import DualAR
 from warble_mlx.errors import CheckpointError, MissingExtraError, WarbleError
 from warble_mlx.fidelity.compare import stored_packings
 from warble_mlx.inspect_bundle import describe_bundle, format_description
 from warble_mlx.quant import LayerException, Packing, quantize
+from warble_mlx.quant.policy import packing, plan
 from warble_mlx.quant.proof import PUBLISHED_LIMIT, PUBLISHED_PARAMETERS, check_size
 from warble_mlx.weights import load_dual_ar
 
@@ -259,6 +263,26 @@ def test_a_result_that_does_not_speak_does_not_appear(bundle: Path, tmp_path: Pa
     with pytest.raises(WarbleError):  # random weights: no end, or no speech
         quantize(bundle, tmp_path / "out")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_published_model_by_the_policy(full_tokenizer: Path) -> None:
+    """120 + 20 Linears, and the bytes that follow: the tables' lines, without any weights."""
+    specs = expected_tensors(read_config(full_tokenizer), encoder=False)
+    shapes = {
+        name.removesuffix(".weight"): spec.shape
+        for name, spec in specs.items()
+        if name.endswith(".weight") and spec.file == MODEL and len(spec.shape) == 2
+    }
+    layers = plan(shapes, packing(4))
+    fast = [path for path in layers if path.startswith("fast_layers.")]
+    assert (len(layers) - len(fast), len(fast)) == (120, 20)
+    packed = sum(math.prod(shapes[path]) for path in layers)
+    sizes = dict.fromkeys((MODEL, DECODER), 0)
+    for spec in specs.values():
+        sizes[spec.file] += math.prod(spec.shape)
+    assert sizes[MODEL] == PUBLISHED_PARAMETERS
+    nbytes = packed * 9 // 16 + 2 * (sizes[MODEL] - packed + sizes[DECODER])
+    assert 855e6 < nbytes < PUBLISHED_LIMIT - 20e6  # the tokenizer has 12 MB
 
 
 def test_the_size_limit_of_the_published_model() -> None:

@@ -204,7 +204,8 @@ class FeedForward(nn.Module):
     def gated(self, x: mx.array) -> mx.array:
         """What w2 is given, silu(w1 x) * w3 x: [..., D] to [..., ffn]."""
         gate, value = mx.split(project(self.w13, x), 2, axis=-1)
-        return nn.silu(gate) * value
+        gated: mx.array = nn.silu(gate) * value
+        return gated
 
 
 class Block(nn.Module):

@@ -83,7 +83,7 @@ class Reference:
                 _book_sums(codes[:, i], own_codes[:, i], given.codes[:, i + 1])
                 for i in range(codes.shape[1])
             ]
-            sums.append([[float(value.item()) for value in book] for book in books])
+            sums.append([[np.array(value).item() for value in book] for book in books])
             steps += len(given.semantic)
             frames += len(given.codes)
         totals = np.sum(sums, axis=0)

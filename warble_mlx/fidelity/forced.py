@@ -42,18 +42,25 @@ def forced(streams: Sequence[TokenStream], semantic_begin_id: int, eos: int) -> 
     length = max(columns.shape[1] for columns in inputs)
     padded = np.zeros((len(inputs), inputs[0].shape[0], length), np.int32)
     real = np.zeros((len(inputs), length), bool)
-    steps, semantic, framed = [], [], []
+    steps: list[int] = []
+    framed: list[int] = []
+    semantic: list[int] = []
     for i, (stream, columns) in enumerate(zip(streams, inputs, strict=True)):
         padded[i, :, : columns.shape[1]] = columns
         real[i, : columns.shape[1]] = True
         end = i * length + columns.shape[1]
-        begin = sum(map(len, steps))
-        steps.append(np.arange(end - stream.steps, end))
-        framed.append(np.arange(begin, begin + stream.frames))
-        semantic.append(np.append(stream.codes[0], [eos] * stream.ended))
-    joined = [np.concatenate(parts).astype(np.int32) for parts in (steps, semantic, framed)]
+        framed += range(len(steps), len(steps) + stream.frames)
+        steps += range(end - stream.steps, end)
+        semantic += [*stream.codes[0].tolist(), *([eos] if stream.ended else [])]
     codes = np.concatenate([stream.codes.T for stream in streams]).astype(np.int32)
-    return Forced(mx.array(padded), mx.array(real), *map(mx.array, joined), mx.array(codes))
+    return Forced(
+        columns=mx.array(padded),
+        real=mx.array(real),
+        steps=mx.array(steps, mx.int32),
+        semantic=mx.array(semantic, mx.int32),
+        framed=mx.array(framed, mx.int32),
+        codes=mx.array(codes),
+    )
 
 
 def run_block(

@@ -103,7 +103,9 @@ def fidelity_markdown(f: Fidelity) -> str:
 
 def format_sweep(s: Sweep) -> str:
     """A sweep as aligned text, components of one packing below each other."""
-    rows = [("packing", "of", "MB/frame", "KL slow", "KL fast", "same slow", "same fast")]
+    rows: list[tuple[str, ...]] = [
+        ("packing", "of", "MB/frame", "KL slow", "KL fast", "same slow", "same fast")
+    ]
     rows += [_sweep_cells(row) for row in s.rows]
     head = (
         f"{s.reference}: {s.texts} texts, {s.rows[0].divergence.frames:,} frames; 16 bits read"

@@ -30,7 +30,7 @@ class TokenStream:
     @property
     def frames(self) -> int:
         """Number of frames."""
-        return self.codes.shape[1]
+        return int(self.codes.shape[1])
 
     @property
     def steps(self) -> int:

@@ -27,8 +27,8 @@ from warble_mlx.fidelity.compare import (
 )
 from warble_mlx.fidelity.divergence import Divergence, Reference
 from warble_mlx.fidelity.streams import digest, generate, requests_for
-from warble_mlx.quant.affine import Packed
-from warble_mlx.quant.calibration import calibration_streams, learn, unpacked
+from warble_mlx.quant.affine import Packed, unpacked
+from warble_mlx.quant.calibration import calibration_streams, learn
 from warble_mlx.quant.policy import DEFAULT_POLICY, Packing, plan
 
 Component = Literal["both", "slow", "fast"]
@@ -136,11 +136,8 @@ def rounded(model: DualAR, layers: Mapping[str, Packing]) -> Iterator[None]:
         packing = layers.get(path)
         if packing is None:
             return None
-        settings = packing._asdict()
-        parts = mx.quantize(weight.astype(mx.bfloat16), **settings)
-        if packing.mode == "affine":
-            parts = (parts[0], *(part.astype(mx.float32) for part in parts[1:]))
-        return mx.dequantize(*parts, **settings).astype(mx.float32)
+        parts = mx.quantize(weight.astype(mx.bfloat16), **packing._asdict())
+        return unpacked(parts, packing)
 
     with _changed(model, value):
         yield

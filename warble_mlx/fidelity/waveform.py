@@ -17,13 +17,15 @@ import numpy.typing as npt
 from warble_mlx.codec import CodecDecoder
 from warble_mlx.config import ModelConfig, read_config
 from warble_mlx.fidelity.streams import TokenStream
+from warble_mlx.quant.affine import unpacked
+from warble_mlx.quant.policy import Packing
 from warble_mlx.weights import DECODER_FILE, joined_gates, load_strictly
 
 Store = Callable[[str, mx.array], tuple[mx.array, int]]
 """A tensor's name and value to what a file would give back, float32, and the bytes it takes."""
 
 STREAMS = 8  # of all; a minute of speech is plenty
-GROUP, BITS = 64, 8
+EIGHT_BITS = Packing(8, 64, "affine")
 
 
 class WaveformDifference(msgspec.Struct, frozen=True):
@@ -120,12 +122,10 @@ def _packed_linears(rest: mx.Dtype) -> Store:
 
     def store(name: str, value: mx.array) -> tuple[mx.array, int]:
         linear = value.ndim == 2 and (".attention." in name or ".feed_forward." in name)
-        if not linear or value.shape[-1] % GROUP:
+        if not linear or value.shape[-1] % EIGHT_BITS.group_size:
             return plain(name, value)
-        parts = mx.quantize(value.astype(rest), GROUP, BITS)
-        weight, scales, biases = parts[0], *(p.astype(mx.float32) for p in parts[1:])
-        back = mx.dequantize(weight, scales, biases, GROUP, BITS)
-        return back, sum(part.nbytes for part in parts)
+        parts = mx.quantize(value.astype(rest), **EIGHT_BITS._asdict())
+        return unpacked(parts, EIGHT_BITS), sum(part.nbytes for part in parts)
 
     return store
 
