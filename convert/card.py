@@ -75,6 +75,9 @@ def model_card(
             "`codec_encoder.safetensors` is only needed to register a voice from a clip.",
             "",
             *(line for section in sections for line in (section, "")),
+            f"Credits: the weights are the work of the authors of {origin}; this is another way to"
+            " store them.",
+            "",
             f"Licence: that of the source model, {terms}; notices of the source are kept beside"
             " this file. Speech made with this model is synthetic: say so where it could be taken"
             " for a recording, and clone a voice only with its owner's consent.",

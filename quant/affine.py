@@ -29,10 +29,11 @@ class Packed(NamedTuple):
 
 def unpacked(parts: Sequence[mx.array], packing: Packing) -> mx.array:
     """The weight [out, in] that packed parameters of any mode stand for, float32."""
-    weight, scales, *biases = parts
+    weight, scales = parts[:2]
+    biases = None
     if packing.mode == "affine":  # in the scales' own 16 bits the products would be rounded
-        scales, biases = scales.astype(mx.float32), [biases[0].astype(mx.float32)]
-    return mx.dequantize(weight, scales, *biases, **packing._asdict()).astype(mx.float32)
+        scales, biases = scales.astype(mx.float32), parts[2].astype(mx.float32)
+    return mx.dequantize(weight, scales, biases, **packing._asdict()).astype(mx.float32)
 
 
 def packed(integers: Integers, bits: int) -> mx.array:

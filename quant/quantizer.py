@@ -120,8 +120,9 @@ def quantize(
         nbytes = {f: os.path.getsize(stage / f) for f in (MODEL, DECODER, "tokenizer.json")}
         check_size(parameters, sum(nbytes.values()), layers)
         speech = check_speaks(stage, "the quantised model") if check else None
-        found = compare(bundle, stage, report, progress=progress) if report else None
-        if found:
+        found = None
+        if report:
+            found = compare(bundle, stage, report, name=out.name, progress=progress)
             write_text(to_json(found), stage / FIDELITY_FILE)
         parts = describe_bundle(stage).parts
         write_card(bundle, stage, default, layers, facts["method"], found)

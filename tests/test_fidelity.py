@@ -240,6 +240,7 @@ def test_the_report_goes_into_the_bundle(
     result = quantize(bundle, out, bits=8, calibration=TEXTS, report=TEXTS[:1], check=False)
     assert result.fidelity is not None
     kept = json.loads((out / "fidelity.json").read_text())
+    assert (kept["bundle"], kept["reference"]) == ("out", "bundle")
     assert kept["divergence"]["steps"] == result.fidelity.divergence.steps
     assert "## What the quantisation costs" in (out / "README.md").read_text()
     quantizer = json.loads((out / "config.json").read_text())["provenance"]["quantizer"]

@@ -51,9 +51,12 @@ def compare(
     texts: Sequence[str],
     *,
     seed: int = SEED,
+    name: str | None = None,
     progress: Progress | None = None,
 ) -> Fidelity:
     """Compare two bundles on the token streams that the first makes of `texts`.
+
+    name: what the second is called in the report, if not by its folder.
 
     Computed in float32 from unpacked weights, so that it is the weights that differ and not the
     kernels. Raises WarbleError if the two are not the same kind of model.
@@ -72,7 +75,7 @@ def compare(
     tell("both codecs play them")
     return Fidelity(
         reference=reference.name,
-        bundle=bundle.name,
+        bundle=name or bundle.name,
         texts=len(texts),
         texts_sha256=digest(texts),
         divergence=divergence,
