@@ -19,7 +19,7 @@ from warble_mlx import __version__
 from warble_mlx.config import read_config, read_config_json
 from warble_mlx.convert.companions import write_json
 from warble_mlx.convert.names import DECODER, MODEL
-from warble_mlx.errors import MissingExtraError
+from warble_mlx.errors import MissingExtraError, WarbleError
 from warble_mlx.fidelity.compare import Fidelity, compare
 from warble_mlx.fidelity.report import FIDELITY_FILE, to_json, write_text
 from warble_mlx.inspect_bundle import Part, describe_bundle
@@ -102,6 +102,7 @@ def quantize(
     layers = plan(shapes, default, policy, exceptions)
     if calibration:
         check_modes(layers)
+        _check_apart(calibration, report)
     quantize_model = _quantize_model()
     learned: dict[str, Packed] = {}
     facts: dict[str, Any] = {"method": ROUNDING}
@@ -127,6 +128,15 @@ def quantize(
         parts = describe_bundle(stage).parts
         write_card(bundle, stage, default, layers, facts["method"], found)
     return Quantised(out, layers, parts, nbytes, speech, found)
+
+
+def _check_apart(calibration: Sequence[str], report: Sequence[str]) -> None:
+    both = sorted(set(calibration) & set(report))
+    if both:
+        raise WarbleError(
+            f"{len(both)} of the texts to measure on are those learned from ({both[0]!r}), which"
+            " would flatter the result: give others"
+        )
 
 
 def _copy_rest(bundle: Path, stage: Path) -> None:

@@ -237,7 +237,7 @@ def test_the_report_goes_into_the_bundle(
 ) -> None:
     packing_stand_in.install(monkeypatch)
     out = tmp_path / "out"
-    result = quantize(bundle, out, bits=8, calibration=TEXTS, report=TEXTS[:1], check=False)
+    result = quantize(bundle, out, bits=8, calibration=TEXTS, report=["Yes."], check=False)
     assert result.fidelity is not None
     kept = json.loads((out / "fidelity.json").read_text())
     assert (kept["bundle"], kept["reference"]) == ("out", "bundle")

@@ -168,6 +168,10 @@ def test_exceptions_are_recorded_and_read(bundle: Path, tmp_path: Path) -> None:
             {"mode": "mxfp4", "calibration": ["Hello."]},
             "calibration works in mode affine, not in mxfp4",
         ),
+        (
+            {"calibration": ["One.", "Two."], "report": ["Three.", "Two."]},
+            r"1 of the texts to measure on are those learned from \('Two\.'\)",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(
