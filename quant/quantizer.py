@@ -17,8 +17,8 @@ from mlx.utils import tree_flatten
 
 from warble_mlx import __version__
 from warble_mlx.config import read_config, read_config_json
-from warble_mlx.convert.companions import write_json
-from warble_mlx.convert.names import DECODER, MODEL
+from warble_mlx.convert.companions import is_licence, write_json
+from warble_mlx.convert.names import DECODER, ENCODER, MODEL
 from warble_mlx.errors import MissingExtraError, WarbleError
 from warble_mlx.fidelity.compare import Fidelity, compare
 from warble_mlx.fidelity.report import FIDELITY_FILE, to_json, write_text
@@ -35,7 +35,7 @@ from warble_mlx.speech_check import check_speaks
 from warble_mlx.staging import staged_folder
 
 ROUNDING = "rounding to nearest"
-REMADE = (MODEL, "config.json", "README.md", FIDELITY_FILE)  # everything else is copied
+COPIED = (DECODER, ENCODER, "tokenizer.json", "voices.json")  # and licences; the rest is remade
 
 Weights = dict[str, mx.array]
 QuantizeModel = Callable[..., tuple[nn.Module, dict[str, Any]]]
@@ -141,7 +141,7 @@ def _check_apart(calibration: Sequence[str], report: Sequence[str]) -> None:
 
 def _copy_rest(bundle: Path, stage: Path) -> None:
     for path in sorted(bundle.iterdir()):
-        if path.is_file() and path.name not in REMADE:
+        if path.is_file() and (path.name in COPIED or is_licence(path.name)):
             shutil.copyfile(path, stage / path.name)
 
 

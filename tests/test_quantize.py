@@ -47,6 +47,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (source / "README.md").write_text("---\nlicense: apache-2.0\n---\n")
     (source / "NOTICE").write_text("Credits.\n")
     convert(source, folder / "bundle", source_id="someone/model", revision="abc")
+    (folder / "bundle" / "self_test.json").write_text("{}")
     return folder / "bundle"
 
 
@@ -79,6 +80,7 @@ def test_the_block_linears_are_packed_and_nothing_else_moves(bundle: Path, tmp_p
         wanted = mx.quantize(before[f"{path}.weight"], 64, 4)
         for kind, value in zip(("weight", "scales", "biases"), wanted, strict=True):
             assert mx.array_equal(after[f"{path}.{kind}"], value), path
+    assert not (out / "self_test.json").exists(), "what was measured on the source is not of this"
     for name in ("codec_decoder.safetensors", "tokenizer.json", "voices.json", "NOTICE"):
         assert (out / name).read_bytes() == (bundle / name).read_bytes()
 
