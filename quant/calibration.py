@@ -18,6 +18,7 @@ from warble_mlx.dual_ar import DualAR
 from warble_mlx.errors import WarbleError
 from warble_mlx.fidelity.forced import Forced, fast_scores, forced, slow_hidden
 from warble_mlx.fidelity.streams import digest, generate, requests_for
+from warble_mlx.fidelity.texts import CALIBRATION
 from warble_mlx.quant.affine import Packed, unpacked
 from warble_mlx.quant.compensation import compensate, damped, inverse_factor
 from warble_mlx.quant.policy import Packing
@@ -25,6 +26,7 @@ from warble_mlx.speech import Warble
 
 METHOD = "GPTQ on generated token streams"
 SEED = 1
+MOST_TEXTS = 128  # all of them go through a block at once
 FAST_FRAMES = 2048  # of all that were generated, evenly spaced: each has ten positions
 SCALES_DTYPE = mx.bfloat16  # that of the weights, as `mx.quantize` leaves it
 
@@ -69,7 +71,15 @@ def calibrated(
 
 
 def calibration_streams(warble: Warble, texts: Sequence[str]) -> Forced:
-    """What `warble` makes of texts, ready to be read back; WarbleError if that is nothing."""
+    """What `warble` makes of texts, ready to be read back.
+
+    Raises WarbleError for more than MOST_TEXTS, and if nothing comes of them.
+    """
+    if len(texts) > MOST_TEXTS:
+        raise WarbleError(
+            f"{len(texts)} calibration texts are more than fit into memory together: give at most"
+            f" {MOST_TEXTS}; {len(CALIBRATION)} are enough"
+        )
     made = generate(warble.engine, requests_for(warble, texts, SEED))
     streams = [stream for stream in made if stream.frames]
     if not streams:

@@ -84,6 +84,12 @@ def test_only_affine_scales_can_be_learned() -> None:
         check_modes({"a": Packing(4, 64, "affine"), "b": Packing(4, 16, "nvfp4")})
 
 
+def test_too_many_texts_are_refused() -> None:
+    warble = open_float32(bundled_folder())
+    with pytest.raises(WarbleError, match=r"129 calibration texts are more than.*at most 128"):
+        calibration_streams(warble, ["Yes."] * 129)
+
+
 def test_it_beats_rounding_on_other_texts() -> None:
     """The bundled model's fast AR at 3 bits, on a few sentences."""
     warble = open_float32(bundled_folder())
