@@ -26,7 +26,7 @@ from warble_mlx.fidelity.compare import (
     stored_packings,
 )
 from warble_mlx.fidelity.divergence import Reference, _book_sums, log_softmax
-from warble_mlx.fidelity.forced import forced, scores
+from warble_mlx.fidelity.forced import Forced, fast_scores, forced, slow_hidden
 from warble_mlx.fidelity.free_running import compare_lengths
 from warble_mlx.fidelity.report import (
     fidelity_markdown,
@@ -71,6 +71,12 @@ def prompt_of(model: DualAR, length: int, seed: int) -> Prompt:
 
 
 # ------------------------------------------------------------------------ teacher forcing
+
+
+def scores(model: DualAR, given: Forced) -> tuple[mx.array, mx.array]:
+    hidden = slow_hidden(model, given)
+    codes = fast_scores(model, hidden[given.framed], given.codes)
+    return model.semantic_logits(model.norm(hidden)), codes
 
 
 def test_the_forced_scores_choose_what_the_frame_step_chose(tiny_dual_ar: DualAR) -> None:
@@ -272,7 +278,8 @@ def test_sweep(bundle: Path, packed: Path, tmp_path: Path) -> None:
     kinds = [(row.packing.bits, row.component, row.learned) for row in found.rows]
     assert kinds == [
         (8, "both", False), (8, "slow", False), (8, "fast", False),
-        (4, "both", False), (4, "both", True), (4, "slow", False), (4, "fast", False),
+        (4, "both", False), (4, "slow", False), (4, "fast", False),
+        (4, "both", True), (4, "slow", True), (4, "fast", True),
     ]  # fmt: skip
     rows = dict(zip(kinds, found.rows, strict=True))
     eight, four = rows[8, "both", False], rows[4, "both", False]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 import msgspec
 import numpy as np
 
 from warble_mlx.dual_ar import DualAR
-from warble_mlx.fidelity.forced import Forced, forced, scores
+from warble_mlx.fidelity.forced import fast_scores, forced, slow_hidden
 from warble_mlx.fidelity.streams import TokenStream
 
 TOGETHER = 8  # streams in one pass
@@ -57,28 +58,59 @@ class Divergence(msgspec.Struct, frozen=True):
         return float(np.mean([book.agreement for book in self.books[1:]]))
 
 
+class SlowPass(NamedTuple):
+    """What the slow AR gave over some streams."""
+
+    semantic: mx.array  # log-probabilities [S, C + 1]
+    hidden: mx.array  # [F, D], at the steps that brought a frame
+
+
 class Reference:
-    """A reference model's distributions on given streams, kept to compare several models with."""
+    """A reference model's distributions on given streams, kept to compare several models with.
+
+    `slow` holds its own slow passes: with them `compare` tells what a fast AR alone costs.
+    """
 
     def __init__(self, model: DualAR, streams: Sequence[TokenStream]) -> None:
         config = model.config
         ordered = sorted(streams, key=lambda s: s.prompt.shape[1] + s.steps)  # little padding
-        self._batches: list[tuple[Forced, mx.array, mx.array]] = []
-        for first in range(0, len(ordered), TOGETHER):
-            given = forced(
+        self._given = [
+            forced(
                 ordered[first : first + TOGETHER], config.semantic_begin_id, config.codebook_size
             )
-            semantic, codes = map(log_softmax, scores(model, given))
-            mx.eval(semantic, codes)
-            self._batches.append((given, semantic, codes))
+            for first in range(0, len(ordered), TOGETHER)
+        ]
+        self.slow = self.slow_passes(model)
+        self._codes = self._code_scores(model, self.slow)
+        mx.eval(self._codes)
 
-    def compare(self, model: DualAR) -> Divergence:
-        """Hold `model` against the reference."""
+    def slow_passes(self, model: DualAR) -> list[SlowPass]:
+        """The slow AR of `model` over all streams."""
+        found = []
+        for given in self._given:
+            hidden = slow_hidden(model, given)
+            semantic = log_softmax(model.semantic_logits(model.norm(hidden)))
+            found.append(SlowPass(semantic, hidden[given.framed]))
+            mx.eval(found[-1])
+        return found
+
+    def _code_scores(self, model: DualAR, slow: Sequence[SlowPass]) -> list[mx.array]:
+        """Log-probabilities [F, 9, C] of the codes, lazy."""
+        return [
+            log_softmax(fast_scores(model, own.hidden, given.codes))
+            for given, own in zip(self._given, slow, strict=True)
+        ]
+
+    def compare(self, model: DualAR, slow: Sequence[SlowPass] | None = None) -> Divergence:
+        """Hold `model` against the reference; `slow` are passes made before, maybe by another
+        model."""
+        slow = self.slow_passes(model) if slow is None else slow
         sums: list[list[list[float]]] = []
         steps = frames = 0
-        for given, semantic, codes in self._batches:
-            own_semantic, own_codes = map(log_softmax, scores(model, given))
-            books = [_book_sums(semantic, own_semantic, given.semantic)]
+        for given, reference, codes, own, own_codes in zip(
+            self._given, self.slow, self._codes, slow, self._code_scores(model, slow), strict=True
+        ):
+            books = [_book_sums(reference.semantic, own.semantic, given.semantic)]
             books += [
                 _book_sums(codes[:, i], own_codes[:, i], given.codes[:, i + 1])
                 for i in range(codes.shape[1])

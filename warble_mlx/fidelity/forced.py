@@ -111,13 +111,3 @@ def fast_scores(
         mx.async_eval(x)
     scores = project(model.fast_output, model.fast_norm(x)[:, 1:])
     return scores.astype(mx.float32)
-
-
-def scores(model: DualAR, given: Forced) -> tuple[mx.array, mx.array]:
-    """Scores of the semantic tokens and EOS, float32 [S, C + 1], and of the codes 1 to 9,
-    float32 [F, 9, C]."""
-    hidden = slow_hidden(model, given)
-    return (
-        model.semantic_logits(model.norm(hidden)),
-        fast_scores(model, hidden[given.framed], given.codes),
-    )

@@ -6,7 +6,8 @@ Nothing is written: the reference's own Linears are rounded in memory and put ba
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -29,18 +30,21 @@ from warble_mlx.fidelity.divergence import Divergence, Reference
 from warble_mlx.fidelity.streams import digest, generate, requests_for
 from warble_mlx.quant.affine import Packed, unpacked
 from warble_mlx.quant.calibration import calibration_streams, learn
-from warble_mlx.quant.policy import DEFAULT_POLICY, Packing, plan
+from warble_mlx.quant.policy import Packing, plan
 
 Component = Literal["both", "slow", "fast"]
 Progress = Callable[[str], None]
 
-POLICY_OF: Mapping[Component, str] = {
-    "both": DEFAULT_POLICY,
-    "slow": "slow-linears",
-    "fast": "fast-linears",
-}
-BITS, GROUPS = (8, 6, 4, 3), (32, 64, 128)
-OTHER_MODES = (Packing(8, 32, "mxfp8"), Packing(4, 32, "mxfp4"), Packing(4, 16, "nvfp4"))
+Change = Callable[[Mapping[str, Packing]], AbstractContextManager[None]]
+"""Changes the Linears named, for the length of a `with` block."""
+
+BITS, GROUPS = (8, 4, 3), (32, 64, 128)
+OTHERS = (
+    Packing(6, 64, "affine"),
+    Packing(8, 32, "mxfp8"),
+    Packing(4, 32, "mxfp4"),
+    Packing(4, 16, "nvfp4"),
+)
 LEARNED_BITS = (4, 3)
 
 
@@ -68,7 +72,7 @@ class Sweep(msgspec.Struct, frozen=True):
 def grid() -> list[Packing]:
     """Every packing that the sweep tries."""
     affine = [Packing(bits, group, "affine") for bits in BITS for group in GROUPS]
-    return [*affine, *OTHER_MODES]
+    return [*affine, *OTHERS]
 
 
 def sweep(
@@ -81,7 +85,7 @@ def sweep(
     progress: Progress | None = None,
 ) -> Sweep:
     """Measure packings of slow AR, fast AR and both, by rounding; with `calibration` texts also
-    learned ones (affine, both, 4 and 3 bits).
+    learned ones (affine, 4 and 3 bits).
 
     Group sizes that do not divide the model's widths are left out. Raises WarbleError for a
     reference that is quantised.
@@ -96,27 +100,22 @@ def sweep(
     known = Reference(model, streams)
     shapes = linear_shapes(model)
     calibrating = calibration_streams(warble, calibration) if calibration else None
-    rows = []
-    wanted = list(grid() if packings is None else packings)
-    for packing in wanted:
-        for component, policy in POLICY_OF.items():
-            try:
-                layers = plan(shapes, packing, policy)
-            except WarbleError:  # the group size does not divide a width
-                continue
-            cost = bytes_per_frame(warble.config, layers)
-            with rounded(model, layers):
-                rows.append(Row(packing, component, False, cost, known.compare(model)))
-            tell(_line(rows[-1]))
-            learnable = packing.mode == "affine" and packing.bits in LEARNED_BITS
-            if calibrating is None or component != "both" or not learnable:
-                continue
+    rows: list[Row] = []
+    for packing in list(grid() if packings is None else packings):
+        try:
+            layers = plan(shapes, packing)
+        except WarbleError:  # the group size does not divide a width
+            continue
+        changes: dict[bool, Change] = {False: partial(rounded, model)}
+        if calibrating is not None and packing.mode == "affine" and packing.bits in LEARNED_BITS:
             # w1 and w3 are packed apart: the plan knows them under one name here.
-            named = layers | {p.replace(".w1", ".w3"): packing for p in layers if p.endswith(".w1")}
-            learned = learn(model, named, calibrating)
-            with replaced(model, learned, named):
-                rows.append(Row(packing, component, True, cost, known.compare(model)))
-            tell(_line(rows[-1]))
+            both = layers | {p.replace(".w1", ".w3"): packing for p in layers if p.endswith(".w1")}
+            changes[True] = partial(replaced, model, learn(model, both, calibrating))
+        for learned, change in changes.items():
+            for component, found in _components(known, model, layers, change):
+                cost = bytes_per_frame(warble.config, _part(layers, component))
+                rows.append(Row(packing, component, learned, cost, found))
+                tell(_line(rows[-1]))
     if not rows:
         raise WarbleError("no packing of the sweep fits the model's widths")
     return Sweep(
@@ -126,6 +125,23 @@ def sweep(
         bytes_per_frame(warble.config, {}),
         tuple(rows),
     )
+
+
+def _part(layers: Mapping[str, Packing], component: Component) -> dict[str, Packing]:
+    wanted = {"both": ("layers.", "fast_layers."), "slow": "layers.", "fast": "fast_layers."}
+    return {path: own for path, own in layers.items() if path.startswith(wanted[component])}
+
+
+def _components(
+    known: Reference, model: DualAR, layers: Mapping[str, Packing], change: Change
+) -> Iterator[tuple[Component, Divergence]]:
+    """Both transformers changed, the slow one alone, the fast one alone; each pass once."""
+    with change(layers):
+        slow = known.slow_passes(model)
+        yield "both", known.compare(model, slow)
+    yield "slow", known.compare(model, slow)
+    with change(_part(layers, "fast")):
+        yield "fast", known.compare(model, known.slow)
 
 
 @contextmanager
@@ -147,13 +163,14 @@ def rounded(model: DualAR, layers: Mapping[str, Packing]) -> Iterator[None]:
 def replaced(
     model: DualAR, learned: Mapping[str, Packed], layers: Mapping[str, Packing]
 ) -> Iterator[None]:
-    """Give a float32 model's Linears the values of packed parameters."""
+    """Give those Linears of a float32 model that are in `layers` the values of packed parameters;
+    w3 has the packing of its w1."""
 
     def value(path: str, _: mx.array) -> mx.array | None:
-        if path not in learned:
+        if path not in layers:
             return None
         parts = [path, path.replace(".w1", ".w3")] if path.endswith(".w1") else [path]
-        return mx.concatenate([unpacked(learned[p], layers[p]) for p in parts])
+        return mx.concatenate([unpacked(learned[p], layers[path]) for p in parts])
 
     with _changed(model, value):
         yield
