@@ -128,8 +128,12 @@ def sweep(
 
 
 def _part(layers: Mapping[str, Packing], component: Component) -> dict[str, Packing]:
-    wanted = {"both": ("layers.", "fast_layers."), "slow": "layers.", "fast": "fast_layers."}
-    return {path: own for path, own in layers.items() if path.startswith(wanted[component])}
+    slow, fast = component != "fast", component != "slow"
+    return {
+        path: own
+        for path, own in layers.items()
+        if (fast if path.startswith("fast_layers.") else slow)
+    }
 
 
 def _components(
