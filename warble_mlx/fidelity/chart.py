@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MARKERS = {"both": "o", "slow": "^", "fast": "s"}
-LEAST = 1e-6  # nats, where a logarithmic axis begins
+LEAST = 1e-6  # nats; below it the component was not packed, and a logarithmic axis has no place
 
 
 def draw(document: Fidelity | Sweep, path: Path) -> None:
@@ -63,10 +63,11 @@ def _sweep(figure: Figure, s: Sweep) -> None:
                     for row in s.rows
                     if (row.packing.mode, row.packing.bits, row.learned) == kind
                     and row.component == component
+                    and of(row.divergence) > LEAST
                 ]
                 axes.plot(
                     [row.bytes_per_frame / 1e6 for row in rows],
-                    [max(of(row.divergence), LEAST) for row in rows],
+                    [of(row.divergence) for row in rows],
                     marker,
                     color=f"C{number % 10}",
                     fillstyle="none" if kind[2] else "full",
