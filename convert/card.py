@@ -34,9 +34,14 @@ def model_card(
     components: Sequence[Component],
     precision: str,
     extra_tags: Sequence[str] = (),
+    languages: Sequence[str] = (),
+    sections: Sequence[str] = (),
 ) -> str:
-    """Text of the card. `precision` says in a few words how the weights are stored."""
+    """Text of the card. `precision` says in a few words how the weights are stored; `sections`
+    stand behind the sizes."""
     front = ["library_name: mlx", "pipeline_tag: text-to-speech", *licence]
+    if languages:
+        front += ["language:", *(f"- {language}" for language in languages)]
     if _HUB_ID.fullmatch(source_id):
         front += [f"base_model: {source_id}", "base_model_relation: quantized"]
     front += ["tags:", *(f"- {tag}" for tag in (*TAGS, *extra_tags))]
@@ -68,6 +73,10 @@ def model_card(
             *rows,
             "",
             "`codec_encoder.safetensors` is only needed to register a voice from a clip.",
+            "",
+            *(line for section in sections for line in (section, "")),
+            f"Credits: the weights are the work of the authors of {origin}; this is another way to"
+            " store them.",
             "",
             f"Licence: that of the source model, {terms}; notices of the source are kept beside"
             " this file. Speech made with this model is synthetic: say so where it could be taken"

@@ -146,12 +146,15 @@ def write_voices(source: Source, source_id: str, stage: Path) -> None:
     write_json(stage / "voices.json", msgspec.to_builtins(found))
 
 
+def is_licence(name: str) -> bool:
+    """Whether a file of this name holds a licence or a notice, which go wherever the model goes."""
+    return name.lower().startswith(_LICENCES)
+
+
 def copy_licences(source: Source, stage: Path) -> list[str]:
     """Copy NOTICE, LICENSE and COPYING files; returns their names."""
     names = sorted(
-        path.name
-        for path in source.folder.iterdir()
-        if path.name.lower().startswith(_LICENCES) and path.is_file()
+        path.name for path in source.folder.iterdir() if is_licence(path.name) and path.is_file()
     )
     for name in names:
         path = member(source.folder, name)

@@ -114,6 +114,16 @@ def plan(
             f"group size {default.group_size} does not divide the input width of {len(uneven)}"
             f" Linears: {', '.join(uneven[:5])}"
         )
+    torn = [
+        path
+        for path, p in chosen.items()
+        if path.endswith(".w1") and chosen.get(f"{path.removesuffix('1')}3", p) != p
+    ]
+    if torn:
+        raise WarbleError(
+            f"w1 and w3 are one product and need the same bits, but those of"
+            f" {torn[0].removesuffix('.w1')} differ: make the exception for the whole feed_forward"
+        )
     if not chosen:
         raise WarbleError(f"the model has no Linear that policy {policy!r} quantises")
     return chosen

@@ -21,7 +21,7 @@ from loudspeaker import Loudspeaker
 
 import warble_mlx
 import warble_mlx.convert
-from warble_mlx import cli, hub, player
+from warble_mlx import cli, hub, player, speech_check
 from warble_mlx.errors import CheckpointError, HubError, VoiceError
 from warble_mlx.model_files import BUNDLE_MARK
 from warble_mlx.reading import Chunk
@@ -65,8 +65,17 @@ class FakeWarble:
         self.finish_reason = "stop"
         self.frames = FRAMES
         self.error: BaseException | None = None
+        self.dequantized = False
 
-    def load(self, model: Any = None, *, dtype: Any = None, offline: bool = False) -> FakeWarble:
+    def load(
+        self,
+        model: Any = None,
+        *,
+        dtype: Any = None,
+        offline: bool = False,
+        dequantize: bool = False,
+    ) -> FakeWarble:
+        self.dequantized = dequantize
         self.loaded.append((model, offline))
         return self
 
@@ -131,6 +140,13 @@ def run(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[byte
         return Result(status=status, out=out, err=err.decode())
 
     return run
+
+
+def test_packed_weights_are_unpacked_on_request(fake: FakeWarble, run: Run) -> None:
+    assert run("Hello there.", "-o", "x.wav").status == 0
+    assert not fake.dequantized
+    assert run("Hello there.", "-o", "y.wav", "--dequantize").status == 0
+    assert fake.dequantized
 
 
 # ------------------------------------------------------------------------ the default command
@@ -734,7 +750,7 @@ def test_convert_prints_the_report_and_lets_the_result_speak(
         "revision": None,
     }
     assert fake.loaded == [("out", True)]
-    assert fake.asked["text"] == cli.CHECK_TEXT
+    assert fake.asked["text"] == speech_check.TEXT
     assert "check: 2.00 s of speech" in result.err
 
 

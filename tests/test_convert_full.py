@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import packing_stand_in
 import pytest
 from golden import make_checkpoint
 
@@ -92,6 +93,28 @@ def test_full_conversion(full_source: Path, tmp_path: Path) -> None:
     }
     speaking = sum(read_header(tmp_path / "out" / file).nbytes for file in (MODEL, DECODER))
     assert speaking == pytest.approx(2 * (601_159_424 + 130_380_129), abs=100_000)
+
+
+@pytest.mark.slow
+def test_full_size_at_four_bits(
+    full_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """140 packed Linears and 909 MB at most; with the codec in float32 it is refused."""
+    from warble_mlx.convert import convert
+    from warble_mlx.errors import CheckpointError
+    from warble_mlx.fidelity.compare import stored_packings
+    from warble_mlx.quant import quantize
+
+    packing_stand_in.install(monkeypatch)
+    convert(full_source, tmp_path / "half")
+    result = quantize(tmp_path / "half", tmp_path / "out", bits=4, check=False)
+    assert result.total_bytes <= 909_000_000
+    fast = [path for path in stored_packings(tmp_path / "out") if path.startswith("fast_")]
+    assert (len(result.layers), len(fast)) == (140, 20)
+    convert(full_source, tmp_path / "wide", codec_dtype="float32")
+    with pytest.raises(CheckpointError, match="over the limit of 909 MB"):
+        quantize(tmp_path / "wide", tmp_path / "never", bits=4, check=False)
+    assert not (tmp_path / "never").exists()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -33,8 +34,18 @@ from warble_mlx.cli_base import (
 )
 from warble_mlx.cli_batch import batch
 from warble_mlx.cli_bench import bench
-from warble_mlx.cli_quantize import exceptions_of, packing_options, quantize, show
-from warble_mlx.cli_say import figures, say
+from warble_mlx.cli_fidelity import fidelity
+from warble_mlx.cli_quantize import (
+    Wish,
+    check_upload,
+    packing_options,
+    quantize,
+    send,
+    tell_check,
+    upload_options,
+)
+from warble_mlx.cli_quantize import run as quantize_as_wished
+from warble_mlx.cli_say import say
 from warble_mlx.cli_serve import serve, wyoming
 from warble_mlx.cli_verify import verify
 from warble_mlx.cli_voice import voice, voices
@@ -42,7 +53,6 @@ from warble_mlx.errors import CheckpointError, SickError, WarbleError
 
 INTERRUPTED_STATUS = 130
 UNEXPECTED_STATUS = 1
-CHECK_TEXT = "This model can speak."
 
 
 @click.group(
@@ -75,6 +85,7 @@ warble.add_command(batch)
 warble.add_command(serve)
 warble.add_command(wyoming)
 warble.add_command(quantize)
+warble.add_command(fidelity)
 warble.add_command(bench)
 warble.add_command(verify)
 warble.add_command(voice)
@@ -92,6 +103,8 @@ warble.add_command(voices)
     help="How the codec is stored.",
 )
 @packing_options(required=False)
+@option("-q", "--quantize", is_flag=True, help="As --bits, at the mode's own bits.")
+@upload_options
 @option("--revision", metavar="REV", help="Branch, tag or commit of a hub model.")
 @option("--force", is_flag=True, help="Replace OUT if it exists.")
 @option("--no-check", is_flag=True, help="Do not load the result and let it speak.")
@@ -101,15 +114,14 @@ def convert(
     source: str,
     out: str,
     codec_dtype: str,
-    bits: int | None,
-    group_size: int | None,
-    mode: str,
-    policy: str | None,
-    exceptions: tuple[tuple[str, int], ...],
+    quantize: bool,
+    upload_repo: str | None,
+    dry_run: bool,
     revision: str | None,
     force: bool,
     no_check: bool,
     offline: bool,
+    **options: Any,
 ) -> None:
     """Convert SOURCE, a folder or hub id, into a bundle in the folder OUT.
 
@@ -120,14 +132,16 @@ def convert(
     from warble_mlx.convert import format_report
     from warble_mlx.hub import conversion_bar, locate
 
-    quantised = bits is not None or mode != "affine"
-    if not quantised and (group_size is not None or policy is not None or exceptions):
-        raise click.UsageError("--group-size, --policy and --except need --bits")
+    wish = Wish(**options)
+    quantised = quantize or wish.bits is not None or wish.mode != "affine"
+    if not quantised and wish.given:
+        raise click.UsageError(f"{', '.join(wish.given)} need --bits, or -q")
+    check_upload(upload_repo, dry_run)
     target = Path(out)
     if quantised:  # said before minutes are spent on the conversion
         from warble_mlx.quant.policy import packing
 
-        packing(bits, group_size, mode)
+        packing(wish.bits, wish.group_size, wish.mode)
         if target.exists() and not force:
             raise CheckpointError(f"{out} exists already. Give another folder, or --force")
     found = locate(source, offline=offline, revision=revision)
@@ -147,22 +161,12 @@ def convert(
             from warble_mlx.backend import prepare
 
             prepare()
-            from warble_mlx.quant import DEFAULT_POLICY
-            from warble_mlx.quant import quantize as quantize_bundle
+            quantize_as_wished(plain, target, wish, check=not no_check, force=force)
+    if not (quantised or no_check):
+        from warble_mlx.speech_check import check_speaks
 
-            packed = quantize_bundle(
-                plain,
-                target,
-                bits=bits,
-                group_size=group_size,
-                mode=mode,
-                policy=policy or DEFAULT_POLICY,
-                exceptions=exceptions_of(exceptions),
-                force=force,
-            )
-            show(packed)
-    if not no_check:
-        check_speaks(out)
+        tell_check(check_speaks(target, f"{out} was written, but it"))
+    send(target, upload_repo, dry_run)
 
 
 @contextmanager
@@ -171,21 +175,10 @@ def _between(target: Path, quantised: bool) -> Iterator[Path]:
     if not quantised:
         yield target
         return
-    with tempfile.TemporaryDirectory(prefix="warble-") as folder:
+    # Beside the target: the system's own folder for such things may be small, or in memory.
+    near = next(folder for folder in target.resolve().parents if folder.exists())
+    with tempfile.TemporaryDirectory(prefix=".warble-", dir=near) as folder:
         yield Path(folder) / "bundle"
-
-
-def check_speaks(bundle: str) -> None:
-    """Load a bundle and let it speak; CheckpointError if no whole utterance comes of it."""
-    import warble_mlx
-
-    speech = warble_mlx.load(bundle, offline=True).say(CHECK_TEXT, greedy=True)
-    if speech.finish_reason != "stop" or not speech.seconds:
-        raise CheckpointError(
-            f"{bundle} was written, but it does not speak: {figures(speech)}. --no-check leaves"
-            " this test out, for models that were never trained to"
-        )
-    click.echo(f"check: {figures(speech)}", err=True)
 
 
 @warble.command()

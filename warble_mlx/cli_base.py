@@ -30,6 +30,11 @@ model_option = option(
     help="Folder, or hub id (org/name or org/name@revision). Default: the bundled voice pack.",
 )
 offline_option = option("--offline", is_flag=True, help="Never connect: use what is on disk.")
+dequantize_option = option(
+    "--dequantize",
+    is_flag=True,
+    help="Unpack quantised weights when loading: more memory, but no packed kernels.",
+)
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
 # Read by `main`, which needs it for errors that come before a command runs.
 debug_option = option(

@@ -1,17 +1,20 @@
-"""`warble quantize`, and the quantising options that `warble convert` shares with it."""
+"""`warble quantize`, and the options of quantising and uploading that `warble convert` shares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from warble_mlx.cli_base import debug_option, emit, offline_option, option, table
+from warble_mlx.cli_base import debug_option, emit, offline_option, option, say_so, table
 
 if TYPE_CHECKING:
     from warble_mlx.quant import LayerException, Quantised
+    from warble_mlx.speech import Speech
+
+BUILT_IN = "builtin"
 
 
 class Exception_(click.ParamType):  # type: ignore[type-arg]  # generic only in recent clicks
@@ -22,18 +25,49 @@ class Exception_(click.ParamType):  # type: ignore[type-arg]  # generic only in 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[str, int]:
+        if isinstance(value, tuple):
+            return value
         path, equals, bits = str(value).partition("=")
         if not (path and equals and bits.isdigit()):
             self.fail(f"{value!r} is not PATH=BITS, such as fast_layers=8", param, ctx)
         return path, int(bits)
 
 
+class Wish(NamedTuple):
+    """What the quantising options say."""
+
+    bits: int | None
+    group_size: int | None
+    mode: str
+    policy: str | None
+    exceptions: tuple[tuple[str, int], ...]
+    calibrate: str | None
+    report: bool
+    text: str | None
+
+    @property
+    def given(self) -> list[str]:
+        """The options beside --bits and --mode that make no sense without quantising."""
+        named = {
+            "--group-size": self.group_size is not None,
+            "--policy": self.policy is not None,
+            "--except": bool(self.exceptions),
+            "--calibrate": self.calibrate is not None,
+            "--report": self.report,
+            "--text": self.text is not None,
+        }
+        return [name for name, is_given in named.items() if is_given]
+
+
 def packing_options(required: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """--bits, --group-size, --mode, --policy, --except; mlx_lm.convert's names work too."""
+    """Everything of a `Wish`; mlx_lm.convert's names work too."""
     default = "4 if the mode leaves a choice" if required else "16, not quantised"
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         for decorator in (
+            text_option,
+            option("--report", is_flag=True, help="Measure what it costs, print and keep it."),
+            calibrate_option,
             option(
                 "--except",
                 "exceptions",
@@ -42,15 +76,74 @@ def packing_options(required: bool) -> Callable[[Callable[..., Any]], Callable[.
                 metavar="PATH=BITS",
                 help="Other bits below a module path, e.g. fast_layers=8. May repeat.",
             ),
-            option("--policy", metavar="NAME", help="Which Linears; default transformer-linears."),
-            option("--mode", "--q-mode", default="affine", show_default=True, metavar="MODE"),
-            option("--group-size", "--q-group-size", type=int, metavar="N"),
+            option(
+                "--policy",
+                metavar="NAME",
+                help="Which Linears: transformer-linears (default), slow-linears, fast-linears.",
+            ),
+            option(
+                "--mode",
+                "--q-mode",
+                default="affine",
+                show_default=True,
+                metavar="MODE",
+                help="affine, mxfp4, nvfp4 or mxfp8.",
+            ),
+            option(
+                "--group-size",
+                "--q-group-size",
+                type=int,
+                metavar="N",
+                help="Inputs that share a scale. Default: 64 affine, 32 mxfp4 and mxfp8, 16 nvfp4.",
+            ),
             option("--bits", "--q-bits", type=int, metavar="N", help=f"Default: {default}."),
         ):
             command = decorator(command)
         return command
 
     return decorate
+
+
+calibrate_option = option(
+    "--calibrate",
+    metavar="FILE",
+    help="Learn the rounding from what the model makes of this text, a sentence per line, or of"
+    f' "{BUILT_IN}" English sentences.',
+)
+text_option = option(
+    "--text",
+    metavar="FILE",
+    help="Sentences to measure on, one per line; not those of --calibrate. Default: 24 English"
+    " ones.",
+)
+
+
+def upload_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """--upload-repo and --dry-run."""
+    for decorator in (
+        option("--dry-run", is_flag=True, help="With --upload-repo: show what would be sent."),
+        option("--upload-repo", metavar="OWNER/NAME", help="Send the result to the hub."),
+    ):
+        command = decorator(command)
+    return command
+
+
+def calibration_texts(wanted: str | None) -> Sequence[str]:
+    """The sentences that --calibrate names; none without it."""
+    if wanted is None:
+        return ()
+    from warble_mlx.fidelity.streams import read_texts
+    from warble_mlx.fidelity.texts import CALIBRATION
+
+    return CALIBRATION if wanted == BUILT_IN else read_texts(Path(wanted))
+
+
+def evaluation_texts(wanted: str | None) -> Sequence[str]:
+    """The sentences that --text names, or the package's."""
+    from warble_mlx.fidelity.streams import read_texts
+    from warble_mlx.fidelity.texts import EVALUATION
+
+    return EVALUATION if wanted is None else read_texts(Path(wanted))
 
 
 def exceptions_of(pairs: tuple[tuple[str, int], ...]) -> list[LayerException]:
@@ -64,6 +157,7 @@ def exceptions_of(pairs: tuple[tuple[str, int], ...]) -> list[LayerException]:
 @click.argument("bundle")
 @click.argument("out")
 @packing_options(required=True)
+@upload_options
 @option("--force", is_flag=True, help="Replace OUT if it exists.")
 @option("--no-check", is_flag=True, help="Do not load the result and let it speak.")
 @offline_option
@@ -71,52 +165,109 @@ def exceptions_of(pairs: tuple[tuple[str, int], ...]) -> list[LayerException]:
 def quantize(
     bundle: str,
     out: str,
-    bits: int | None,
-    group_size: int | None,
-    mode: str,
-    policy: str | None,
-    exceptions: tuple[tuple[str, int], ...],
+    upload_repo: str | None,
+    dry_run: bool,
     force: bool,
     no_check: bool,
     offline: bool,
+    **wish: Any,
 ) -> None:
     """Quantise the transformers of BUNDLE, a folder or hub id, into the folder OUT.
 
+    \b
+      warble quantize ./bundle ./bundle-4bit --calibrate builtin --report
+      warble quantize ./bundle ./mixed --bits 4 --except fast_layers=8
+
     Only the Linears inside the transformer blocks are packed; embeddings, heads, norms and the
-    codec keep their precision. Then the result is loaded and speaks a sentence; the exit status
-    is 0 only if it did.
+    codec keep their precision. The result is held against its source and speaks a sentence
+    before it appears as OUT.
     """
+    check_upload(upload_repo, dry_run)
     from warble_mlx.backend import prepare
 
     prepare()
     from warble_mlx.hub import bundle_for
+
+    source = bundle_for(bundle, offline=offline)
+    run(source, Path(out), Wish(**wish), check=not no_check, force=force)
+    send(Path(out), upload_repo, dry_run)
+
+
+def run(source: Path, out: Path, wish: Wish, *, check: bool, force: bool) -> None:
+    """Quantise as wished, and show what came of it."""
     from warble_mlx.quant import DEFAULT_POLICY
     from warble_mlx.quant import quantize as quantize_bundle
 
     result = quantize_bundle(
-        bundle_for(bundle, offline=offline),
-        Path(out),
-        bits=bits,
-        group_size=group_size,
-        mode=mode,
-        policy=policy or DEFAULT_POLICY,
-        exceptions=exceptions_of(exceptions),
+        source,
+        out,
+        bits=wish.bits,
+        group_size=wish.group_size,
+        mode=wish.mode,
+        policy=wish.policy or DEFAULT_POLICY,
+        exceptions=exceptions_of(wish.exceptions),
+        calibration=calibration_texts(wish.calibrate),
+        report=evaluation_texts(wish.text) if wish.report else (),
+        check=check,
         force=force,
+        progress=say_so,
     )
     show(result)
-    if not no_check:
-        from warble_mlx.cli import check_speaks
+    if result.speech is not None:
+        tell_check(result.speech)
 
-        check_speaks(out)
+
+def tell_check(speech: Speech) -> None:
+    """The line on the sentence that a new model has spoken."""
+    from warble_mlx.cli_say import figures
+
+    click.echo(f"check: {figures(speech)}", err=True)
 
 
 def show(result: Quantised) -> None:
-    """Print how many Linears were packed and how, and the size of each file."""
-    kinds: dict[str, int] = {}
-    for p in result.layers.values():
-        kind = f"{p.bits} bits, groups of {p.group_size}, {p.mode}"
+    """Print how many Linears were packed and how, the size of each component, and the report."""
+    from warble_mlx.inspect_bundle import size_table
+    from warble_mlx.quant.proof import PUBLISHED_LIMIT
+
+    kinds: dict[tuple[str, str], int] = {}
+    for path, p in result.layers.items():
+        of = "fast AR" if path.startswith("fast_") else "slow AR"
+        kind = (of, f"{p.bits} bits, groups of {p.group_size}, {p.mode}")
         kinds[kind] = kinds.get(kind, 0) + 1
-    rows = [(f"{count} Linears", kind) for kind, count in kinds.items()]
-    rows += [(name, f"{size / 1e6:,.1f} MB") for name, size in result.nbytes.items()]
-    rows.append(("needed to speak", f"{result.total_bytes / 1e6:,.1f} MB"))
+    rows = [(f"{count} Linears", *kind) for kind, count in kinds.items()]
     emit(table(rows))
+    emit("\n".join(size_table(result.parts)) + "\n")
+    emit(
+        f"needed to speak, tokenizer included: {result.total_bytes / 1e6:,.1f} MB (the published"
+        f" model's limit at 4 bits: {PUBLISHED_LIMIT / 1e6:,.0f} MB)\n"
+    )
+    if result.fidelity is not None:
+        from warble_mlx.fidelity.report import format_fidelity
+
+        emit("\n" + format_fidelity(result.fidelity))
+
+
+def check_upload(repo: str | None, dry_run: bool) -> None:
+    """Say what is wrong with the upload's options before any work is done."""
+    if repo is None:
+        if dry_run:
+            raise click.UsageError("--dry-run needs --upload-repo")
+        return
+    from warble_mlx.publish import check_repo
+
+    check_repo(repo)
+
+
+def send(folder: Path, repo: str | None, dry_run: bool) -> None:
+    """Upload a finished bundle if asked to, or list what would go."""
+    if repo is None:
+        return
+    from warble_mlx.publish import plan_upload, upload
+
+    plan = plan_upload(folder, repo)
+    if dry_run:
+        rows = [(name, f"{size / 1e6:,.1f} MB") for name, size in plan.files.items()]
+        emit(table([*rows, (f"would go to {repo}", f"{plan.total_bytes / 1e6:,.1f} MB")]))
+        return
+    say_so(f"sending {plan.total_bytes / 1e6:,.1f} MB to {repo}")
+    say_so(f"uploaded: {upload(plan)}")

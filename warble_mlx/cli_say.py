@@ -19,6 +19,7 @@ from warble_mlx.cli_base import (
     Number,
     Seconds,
     debug_option,
+    dequantize_option,
     emit,
     is_terminal,
     json_option,
@@ -145,6 +146,7 @@ def _refused_options(function: Callable[..., None]) -> Callable[..., None]:
 )
 @option("--resume", is_flag=True, help="Go on with a long text whose writing to -o was stopped.")
 @option("--allow-truncated", is_flag=True, help="Keep speech that --max-seconds has cut.")
+@dequantize_option
 @json_option
 @offline_option
 @debug_option
@@ -173,6 +175,7 @@ def say(
     raw: bool,
     resume: bool,
     allow_truncated: bool,
+    dequantize: bool,
     as_json: bool,
     offline: bool,
 ) -> None:
@@ -229,7 +232,7 @@ def say(
 
     import warble_mlx
 
-    warble = warble_mlx.load(model, offline=offline)
+    warble = warble_mlx.load(model, offline=offline, dequantize=dequantize)
     if ref_audio is not None and ref_text is not None and clip_seconds is not None:
         chosen = warble.register(ref_audio, ref_text, clip_seconds=clip_seconds)
         ref_audio = ref_text = None

@@ -11,6 +11,7 @@ import click
 from warble_mlx.cli_base import (
     Seconds,
     debug_option,
+    dequantize_option,
     emit,
     json_option,
     model_option,
@@ -139,6 +140,7 @@ voice.add_command(voices, "list")
 )
 @option("--force", is_flag=True, help="Replace a voice of this name.")
 @model_option
+@dequantize_option
 @offline_option
 @debug_option
 def add(
@@ -150,6 +152,7 @@ def add(
     clip_seconds: tuple[float, float] | None,
     force: bool,
     model: str | None,
+    dequantize: bool,
     offline: bool,
 ) -> None:
     """Make the voice NAME of CLIP, 3 to 15 s of one person speaking.
@@ -175,7 +178,7 @@ def add(
 
     import warble_mlx
 
-    warble = warble_mlx.load(model, offline=offline)
+    warble = warble_mlx.load(model, offline=offline, dequantize=dequantize)
     made = warble.register(
         clip, text, name, description=description, language=language, clip_seconds=clip_seconds
     )

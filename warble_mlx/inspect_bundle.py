@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,13 +130,22 @@ def format_description(bundle: BundleDescription) -> str:
         ("voices", ", ".join(voice.name for voice in bundle.voices.voices) or "none named"),
         ("registering", "possible" if bundle.can_register_voices else f"no, without {ENCODER}"),
     ]
+    quantizer = provenance.get("quantizer")
+    if isinstance(quantizer, Mapping):
+        how = f"{quantizer.get('policy', 'unknown policy')}, {quantizer.get('method', 'unknown')}"
+        facts.insert(2, ("quantised", how))
     width = max(len(name) for name, _ in facts)
+    lines = [f"{name.ljust(width)}  {value}" for name, value in facts]
+    return "\n".join([*lines, "", *size_table(bundle.parts)])
+
+
+def size_table(parts: Sequence[Part]) -> list[str]:
+    """Lines of a table of components: dtype, parameters, megabytes."""
     rows = [("component", "dtype", "parameters", "MB")]
     rows += [
         (part.name, "/".join(part.dtypes), f"{part.parameters:,}", f"{part.nbytes / 1e6:,.1f}")
-        for part in bundle.parts
+        for part in parts
     ]
-    parameters = sum(part.parameters for part in bundle.parts)
-    nbytes = sum(part.nbytes for part in bundle.parts)
-    rows.append(("all", "", f"{parameters:,}", f"{nbytes / 1e6:,.1f}"))
-    return "\n".join([*(f"{n.ljust(width)}  {value}" for n, value in facts), "", *table(rows)])
+    parameters = sum(part.parameters for part in parts)
+    nbytes = sum(part.nbytes for part in parts)
+    return table([*rows, ("all", "", f"{parameters:,}", f"{nbytes / 1e6:,.1f}")])

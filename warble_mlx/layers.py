@@ -8,7 +8,7 @@ Exact rewritings of the reference keep the number of kernels per block low:
 * queries, keys and values come out of one projection; its bias is added and RoPE applied in one
   elementwise expression, in which value heads meet the identity (see `rotation_for`);
 * with one position, the query heads that share a key head are given to the attention kernel as
-  positions of that head (see `Attention.attend`).
+  positions of that head (see `Attention.mix`).
 """
 
 from __future__ import annotations
@@ -178,6 +178,11 @@ class Attention(nn.Module):
 
         `mask`: None, "causal", or an array that broadcasts to [B, 1, T, S], bool (True = attend)
         or added to the scores; every query must see a key. Returns [B, T, D].
+        """
+        return self.project_out(self.mix(q, kv, mask))
+
+    def mix(self, q: mx.array, kv: mx.array, mask: mx.array | str | None) -> mx.array:
+        """What the heads find, [B, T, H * h]: `attend` before its output projection.
 
         With T = 1 the H / K query heads that share a key head become its positions: the same
         sums, and a shape for which MLX has a masked kernel on every backend.
@@ -191,7 +196,7 @@ class Attention(nn.Module):
         )
         if length > 1:
             out = out.swapaxes(1, 2)
-        return self.project_out(out.reshape(rows, length, -1))
+        return out.reshape(rows, length, -1)
 
 
 class FeedForward(nn.Module):
@@ -203,8 +208,13 @@ class FeedForward(nn.Module):
         self.w2 = nn.Linear(config.ffn, config.dim, bias=False)
 
     def __call__(self, x: mx.array) -> mx.array:
+        return project(self.w2, self.gated(x))
+
+    def gated(self, x: mx.array) -> mx.array:
+        """What w2 is given, silu(w1 x) * w3 x: [..., D] to [..., ffn]."""
         gate, value = mx.split(project(self.w13, x), 2, axis=-1)
-        return project(self.w2, nn.silu(gate) * value)
+        gated: mx.array = nn.silu(gate) * value
+        return gated
 
 
 class Block(nn.Module):

@@ -61,5 +61,5 @@ def _compare(path: str, linear: nn.QuantizedLinear, rows: int, dtype: mx.Dtype) 
         raise CheckpointError(
             f"{path}: products of {linear.bits}-bit weights with {rows} rows are off by"
             f" {worst:.0%} with MLX {version('mlx')} on this device. Install another MLX version,"
-            " or use the bundle that this one was quantised from"
+            " or unpack the weights when loading: --dequantize, in Python load(…, dequantize=True)"
         )

@@ -48,7 +48,7 @@ from warble_mlx.registered import (
 from warble_mlx.results import Speech, Timings
 from warble_mlx.speakers import Speakers
 from warble_mlx.splitting import DEFAULT_LANGUAGE, joined, split
-from warble_mlx.streaming import AsyncStream, Stream
+from warble_mlx.streaming import AsyncStream, Stream, computing_thread
 from warble_mlx.text import speakable
 from warble_mlx.voices import Voice
 from warble_mlx.weights import DECODER_FILE, load_dual_ar, load_strictly
@@ -65,7 +65,13 @@ class Warble:
     """A loaded model. Not thread-safe: MLX arrays belong to the thread that made them."""
 
     def __init__(
-        self, folder: Path, name: str, *, is_bundled: bool = False, dtype: str | None = None
+        self,
+        folder: Path,
+        name: str,
+        *,
+        is_bundled: bool = False,
+        dtype: str | None = None,
+        dequantize: bool = False,
     ) -> None:
         dtype = dtype or default_dtype()
         if dtype not in DTYPES:
@@ -88,7 +94,7 @@ class Warble:
         # The quantised kernels are slow on a CPU, and there the step gains nothing by being
         # traced, while tracing would need a C++ compiler on the user's machine.
         gpu = on_gpu()
-        model = load_dual_ar(folder, DTYPES[dtype], dequantize=not gpu)
+        model = load_dual_ar(folder, DTYPES[dtype], dequantize=dequantize or not gpu)
         self.engine = Engine(model, compiled=gpu)
         self._decoder = CodecDecoder(self.config)
         # The codec runs in float32: 16 bits are audible there.
@@ -153,7 +159,7 @@ class Warble:
 
     @cached_property
     def _worker(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(1, thread_name_prefix="warble")
+        return computing_thread()
 
     def plan(self, text: str, **options: Unpack[Options]) -> Plan:
         """Check everything and split the text, but generate nothing; as for `say`."""
@@ -265,12 +271,17 @@ class Warble:
 
 
 def load(
-    model: str | Path | None = None, *, dtype: str | None = None, offline: bool = False
+    model: str | Path | None = None,
+    *,
+    dtype: str | None = None,
+    offline: bool = False,
+    dequantize: bool = False,
 ) -> Warble:
     """Load a model: the bundled voice pack, a folder, or a hub id such as `org/name`.
 
     dtype: float32, float16 or bfloat16 for the transformers' activations; by default bfloat16
-    on a GPU and float32 on a CPU. offline: never ask the hub.
+    on a GPU and float32 on a CPU. offline: never ask the hub. dequantize: unpack quantised
+    weights while loading, as is always done on a CPU.
 
     Raises HubError, CheckpointError.
     """
@@ -278,6 +289,11 @@ def load(
         folder = bundled_folder()
         config = read_config_json(folder)
         return Warble(
-            folder, config.get("name", "bundled voice pack"), is_bundled=True, dtype=dtype
+            folder,
+            config.get("name", "bundled voice pack"),
+            is_bundled=True,
+            dtype=dtype,
+            dequantize=dequantize,
         )
-    return Warble(bundle_for(model, offline=offline), str(model), dtype=dtype)
+    folder = bundle_for(model, offline=offline)
+    return Warble(folder, str(model), dtype=dtype, dequantize=dequantize)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import TypeVar
 
+import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
@@ -110,6 +112,27 @@ class Stream(Iterator[Chunk]):
             pieces=tuple(reading.pieces),
             streamed=None if kept is not None else reading.position,
         )
+
+
+def computing_thread() -> ThreadPoolExecutor:
+    """An executor of one thread that may use MLX and may end at any time."""
+    return ThreadPoolExecutor(1, thread_name_prefix="warble", initializer=_Ending.watch)
+
+
+class _Ending:
+    """Lives as long as its thread. Recent versions of MLX give a thread streams of its own, and a
+    process that ends right after such a thread is aborted unless they were closed in it."""
+
+    _of_this_thread = threading.local()
+
+    @classmethod
+    def watch(cls) -> None:
+        cls._of_this_thread.ending = cls()
+
+    def __del__(self) -> None:
+        clear = getattr(mx, "clear_streams", None)
+        if clear is not None:
+            clear()
 
 
 class AsyncStream(AsyncIterator[Chunk]):

@@ -54,7 +54,7 @@ def load_strictly(
     assert isinstance(loaded, dict)
     weights: Weights = loaded
     quantised = sorted(name.removesuffix(".scales") for name in weights if name.endswith(".scales"))
-    settings = _quantisation(config, quantised, path)
+    settings = quantisation_of(config, quantised, path)
     if dequantize:
         for name in quantised:
             # In the scales' own 16 bits the products would be rounded; the kernels do not.
@@ -64,7 +64,7 @@ def load_strictly(
             plain = mx.dequantize(weights[f"{name}.weight"], scales, biases, **settings[name])
             weights[f"{name}.weight"] = plain.astype(dtype)
         settings = {}
-    weights = _joined_gates(weights, path)
+    weights = joined_gates(weights, path)
     settings = {name.replace(".w1", ".w13"): s for name, s in settings.items()}
     if settings:
         nn.quantize(module, class_predicate=lambda name, _: settings.get(name, False))
@@ -81,7 +81,7 @@ def _cast(name: str, weight: mx.array, dtype: mx.Dtype, quantised: dict[str, Any
     return weight.astype(dtype)
 
 
-def _quantisation(
+def quantisation_of(
     config: dict[str, Any], names: list[str], path: Path
 ) -> dict[str, dict[str, Any]]:
     """Bits, group size and mode of each quantised Linear, from the config's block."""
@@ -105,7 +105,7 @@ def _quantisation(
     return settings
 
 
-def _joined_gates(weights: Weights, path: Path) -> Weights:
+def joined_gates(weights: Weights, path: Path) -> Weights:
     """Join each feed_forward.w1 and .w3 by rows: one matrix product instead of two.
 
     Exact for packed weights too, since groups run along the input dimension.

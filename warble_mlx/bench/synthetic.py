@@ -12,7 +12,7 @@ those of the semantic tokens scatter around 0 by more than 1: EOS is never the b
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Literal
 
 import mlx.core as mx
@@ -108,16 +108,27 @@ def random_dual_ar(config: ModelConfig, seed: int = SEED) -> DualAR:
 
 def quantize_blocks(model: DualAR, default: Packing) -> None:
     """Pack the transformer blocks' Linears in place, by the policy that bundles are packed by."""
+    pack_linears(model, plan(linear_shapes(model), default))
+
+
+def linear_shapes(model: DualAR) -> dict[str, tuple[int, ...]]:
+    """Shapes [out, in] of a model's Linears by the checkpoint's paths; w13 stands under w1."""
     linears = {
         path: module for path, module in model.named_modules() if isinstance(module, nn.Linear)
     }
-    # The policy speaks the checkpoint's names; here w1 and w3 are one matrix.
-    stored = {path: path.replace(".w13", ".w1") for path in linears}
-    shapes = {stored[path]: tuple(module.weight.shape) for path, module in linears.items()}
-    packings = plan(shapes, default)
+    return {stored_path(path): tuple(module.weight.shape) for path, module in linears.items()}
+
+
+def stored_path(path: str) -> str:
+    """The checkpoint's path of a Linear in memory, where w1 and w3 are one matrix."""
+    return path.replace(".w13", ".w1")
+
+
+def pack_linears(model: DualAR, packings: Mapping[str, Packing]) -> None:
+    """Pack Linears in place, by the checkpoint's paths."""
 
     def chosen(path: str, _: nn.Module) -> bool | dict[str, object]:
-        own = packings.get(stored.get(path, ""))
+        own = packings.get(stored_path(path))
         return False if own is None else dict(own._asdict())
 
     nn.quantize(model, class_predicate=chosen)
@@ -156,12 +167,17 @@ def cast(model: DualAR, dtype: mx.Dtype) -> None:
     model.load_weights([(name, wanted(name, value)) for name, value in _parameters(model)])
 
 
-def layout(config: ModelConfig, default: Packing | None) -> DualAR:
-    """A model as a bundle stores it, to count bytes on: nothing of it is ever computed."""
+def layout(config: ModelConfig, packed: Packing | Mapping[str, Packing] | None) -> DualAR:
+    """A model as a bundle stores it, to count bytes on: nothing of it is ever computed.
+
+    packed: one packing for all Linears of the blocks, or each one's by the checkpoint's path.
+    """
     model = DualAR(config)
     model.set_dtype(mx.bfloat16)
-    if default is not None:
-        quantize_blocks(model, default)
+    if isinstance(packed, Packing):
+        quantize_blocks(model, packed)
+    elif packed is not None:
+        pack_linears(model, packed)
     return model
 
 

@@ -1,0 +1,1 @@
+"""What storing a model in fewer bits costs, measured on token streams that it generates itself."""
