@@ -6,7 +6,8 @@ It holds the caches and nothing of the model; `samples/host_cpp` is the same in 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from pathlib import Path
+from typing import NamedTuple, cast
 
 import mlx.core as mx
 import numpy as np
@@ -20,6 +21,11 @@ from warble_mlx.sampling import NOTHING
 
 Run = Callable[..., Sequence[mx.array]]
 Codes = npt.NDArray[np.int32]
+
+
+def open_function(path: Path) -> Run:
+    """The function of a `.mlxfn` file."""
+    return cast(Run, mx.import_function(str(path)))
 
 
 class Utterance(NamedTuple):

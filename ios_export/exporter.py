@@ -12,6 +12,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -23,7 +25,6 @@ from warble_mlx.ios_export.checks import require
 from warble_mlx.ios_export.job import PARTS, Built, Job, Options, list_files, part_record
 from warble_mlx.ios_export.manifest import (
     MANIFEST,
-    SCHEMA,
     Manifest,
     Part,
     read_manifest,
@@ -93,11 +94,8 @@ def _builder(name: str) -> Builder:
         from warble_mlx.ios_export.swift_part import build as build_folder
 
         return build_folder
-    try:
-        import coremltools  # noqa: F401
-        import torch  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("The part coreml", "coremltools and torch", "ios") from error
+    if any(find_spec(package) is None for package in ("coremltools", "torch")):
+        raise MissingExtraError("The part coreml", "coremltools and torch", "ios")
     from warble_mlx.ios_export.coreml_part import build as build_coreml
 
     return build_coreml
@@ -204,7 +202,7 @@ def _describe(work: Path, job: Job, voices: Sequence[str], parts: tuple[Part, ..
               if f.role != "part" and f.path != MANIFEST]  # fmt: skip
     versions = _coreml_versions() if "coreml" in inside else ("", "")
     return Manifest(
-        schema=SCHEMA,
+        schema="warble-ios/1",
         model=facts.model(job),
         created_by=facts.created_by(job, *versions),
         audio=facts.audio(job),
@@ -220,6 +218,4 @@ def _describe(work: Path, job: Job, voices: Sequence[str], parts: tuple[Part, ..
 
 
 def _coreml_versions() -> tuple[str, str]:
-    from importlib.metadata import version
-
     return version("coremltools"), version("torch")

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 from tokenizers import Tokenizer
 
 from warble_mlx import __version__
 from warble_mlx.errors import VoiceError
 from warble_mlx.ios_export import manifest as m
-from warble_mlx.ios_export.job import Job
+from warble_mlx.ios_export.job import MLX_VERSION, Job
 from warble_mlx.prompt import ASSISTANT, CLONE, END, PLAIN, SPEECH, SYSTEM, USER
 from warble_mlx.quant.policy import DEFAULT_POLICY, POLICIES
 from warble_mlx.registered import Codec, RegisteredVoice
@@ -51,7 +50,7 @@ def model(job: Job) -> m.Model:
 def created_by(job: Job, coremltools: str = "", torch: str = "") -> m.CreatedBy:
     """Versions."""
     return m.CreatedBy(
-        warble_mlx=__version__, mlx=mx.__version__, coremltools=coremltools, torch=torch
+        warble_mlx=__version__, mlx=MLX_VERSION, coremltools=coremltools, torch=torch
     )
 
 

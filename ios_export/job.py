@@ -6,15 +6,14 @@ import hashlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-import numpy as np
-import numpy.typing as npt
 
 from warble_mlx import __version__
 from warble_mlx.config import ModelConfig
@@ -26,6 +25,7 @@ from warble_mlx.voices import read_voices
 from warble_mlx.weights import DECODER_FILE, MODEL_FILE
 
 PARTS = ("mlxfn", "mlx-swift", "coreml")
+MLX_VERSION = version("mlx")
 CHECK_FRAMES = 100
 CHECK_TEXT = (
     "The harbour was quiet in the early morning, and the boats lay still beside the long stone"
@@ -78,7 +78,7 @@ class Job:
     def made_from(self) -> str:
         """Tells bundles, options and versions apart: a part with the same one need not be built
         again."""
-        digest = hashlib.sha256(f"{__version__} {mx.__version__} {self.options}".encode())
+        digest = hashlib.sha256(f"{__version__} {MLX_VERSION} {self.options}".encode())
         for name in ("config.json", MODEL_FILE, DECODER_FILE, "tokenizer.json"):
             digest.update(sha256(self.bundle / name).encode())
         return digest.hexdigest()
@@ -157,8 +157,3 @@ def peak_rss_bytes() -> int:
     """Most memory that this process has held so far."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def real_codes(frames: Sequence[npt.NDArray[np.int32]]) -> npt.NDArray[np.int32]:
-    """Frames [10] side by side, int32 [10, T]."""
-    return np.ascontiguousarray(np.stack(frames, axis=1).astype(np.int32))

@@ -14,7 +14,6 @@ import msgspec
 
 from warble_mlx.errors import CheckpointError
 
-SCHEMA = "warble-ios/1"
 MANIFEST = "manifest.json"
 SCHEMA_FILE = Path(__file__).with_name("manifest.schema.json")
 
@@ -25,7 +24,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Base of all parts of the manifest: a field that is not known here is an error."""
 
 
-class Tensor(Record, kw_only=True):
+class Tensor(Record, frozen=True, kw_only=True):
     """An input or output of a function, in the order in which it is passed."""
 
     name: str
@@ -34,14 +33,14 @@ class Tensor(Record, kw_only=True):
     about: str = ""
 
 
-class State(Record, kw_only=True):
+class State(Record, frozen=True, kw_only=True):
     """Tensors that a function takes and gives back; they start as zeros of these shapes."""
 
     name: str
     tensors: tuple[Tensor, ...]
 
 
-class Function(Record, kw_only=True):
+class Function(Record, frozen=True, kw_only=True):
     """One function of a file. `inputs` then the states' tensors are what it takes, `outputs` then
     the states' tensors what it gives."""
 
@@ -54,7 +53,7 @@ class Function(Record, kw_only=True):
     about: str = ""
 
 
-class File(Record, kw_only=True):
+class File(Record, frozen=True, kw_only=True):
     """A file of the folder. `role` says what it is for; optional ones may be left out of an app."""
 
     path: str
@@ -64,7 +63,7 @@ class File(Record, kw_only=True):
     optional: bool = False
 
 
-class Check(Record, kw_only=True):
+class Check(Record, frozen=True, kw_only=True):
     """One thing that was looked at. `where` is the machine or method; what only a device can tell
     is "unverified", never "pass"."""
 
@@ -77,7 +76,7 @@ class Check(Record, kw_only=True):
     note: str = ""
 
 
-class Requires(Record, kw_only=True):
+class Requires(Record, frozen=True, kw_only=True):
     """What an app needs to use a part."""
 
     ios: str
@@ -85,7 +84,7 @@ class Requires(Record, kw_only=True):
     increased_memory_limit: bool = False
 
 
-class MemoryEstimate(Record, kw_only=True):
+class MemoryEstimate(Record, frozen=True, kw_only=True):
     """Bytes while speaking, computed from the exported files; a projection, not a measurement."""
 
     weights: int
@@ -96,7 +95,7 @@ class MemoryEstimate(Record, kw_only=True):
     note: str
 
 
-class Part(Record, kw_only=True):
+class Part(Record, frozen=True, kw_only=True):
     """One way into an app. `made_from` tells which bundle and options it belongs to."""
 
     name: str
@@ -117,7 +116,7 @@ class Part(Record, kw_only=True):
         return sum(f.bytes for f in self.files if not f.optional)
 
 
-class Model(Record, kw_only=True):
+class Model(Record, frozen=True, kw_only=True):
     """Where the weights come from."""
 
     name: str
@@ -126,7 +125,7 @@ class Model(Record, kw_only=True):
     licence: str
 
 
-class CreatedBy(Record, kw_only=True):
+class CreatedBy(Record, frozen=True, kw_only=True):
     """Versions of what wrote the folder."""
 
     warble_mlx: str
@@ -135,7 +134,7 @@ class CreatedBy(Record, kw_only=True):
     torch: str = ""
 
 
-class Audio(Record, kw_only=True):
+class Audio(Record, frozen=True, kw_only=True):
     """What comes out: mono float samples in -1..1."""
 
     sample_rate: int
@@ -143,7 +142,7 @@ class Audio(Record, kw_only=True):
     frame_rate_hz: float
 
 
-class Tokens(Record, kw_only=True):
+class Tokens(Record, frozen=True, kw_only=True):
     """Special ids, and the pieces of a prompt. Each piece is tokenised on its own."""
 
     semantic_begin: int
@@ -162,7 +161,7 @@ class Tokens(Record, kw_only=True):
     byte_ids: tuple[int, ...]  # 256 if text is tokenised byte by byte, else none
 
 
-class Sampling(Record, kw_only=True):
+class Sampling(Record, frozen=True, kw_only=True):
     """How a token is chosen, in this order, and the model's defaults."""
 
     order: tuple[str, ...]
@@ -177,7 +176,7 @@ class Sampling(Record, kw_only=True):
     max_text_characters: int | None
 
 
-class Quantization(Record, kw_only=True):
+class Quantization(Record, frozen=True, kw_only=True):
     """How the Linears of the transformer blocks are packed."""
 
     bits: int
@@ -187,7 +186,7 @@ class Quantization(Record, kw_only=True):
     kept: tuple[str, ...]
 
 
-class VoiceEntry(Record, kw_only=True):
+class VoiceEntry(Record, frozen=True, kw_only=True):
     """A voice: text token in front of the text, or a file of prompt columns int32 [11, P]."""
 
     name: str
@@ -198,7 +197,7 @@ class VoiceEntry(Record, kw_only=True):
     file: str = ""
 
 
-class Bandwidth(Record, kw_only=True):
+class Bandwidth(Record, frozen=True, kw_only=True):
     """Weights read per second of speech against an assumed memory bandwidth; a projection."""
 
     device: str
@@ -209,7 +208,7 @@ class Bandwidth(Record, kw_only=True):
     note: str
 
 
-class Manifest(Record, kw_only=True):
+class Manifest(Record, frozen=True, kw_only=True):
     """The whole of manifest.json."""
 
     schema: Literal["warble-ios/1"]

@@ -13,9 +13,9 @@ from warble_mlx.engine import Request, Sampling
 from warble_mlx.errors import CheckpointError
 from warble_mlx.health import check_codes
 from warble_mlx.ios_export.checks import at_least, at_most, decibels, equal, unverified
-from warble_mlx.ios_export.drive import Run, Utterance, decode, generate, slots_for
+from warble_mlx.ios_export.drive import Run, Utterance, decode, generate, open_function, slots_for
 from warble_mlx.ios_export.graph_file import Device, Scan, devices_in, retarget
-from warble_mlx.ios_export.job import CHECK_TEXT, SELFTEST_TEXT, Built, Job
+from warble_mlx.ios_export.job import CHECK_TEXT, MLX_VERSION, SELFTEST_TEXT, Built, Job
 from warble_mlx.ios_export.manifest import Check, MemoryEstimate, Requires
 from warble_mlx.ios_export.mlx_functions import (
     AXIS_LIMIT,
@@ -135,7 +135,7 @@ def build(job: Job, folder: Path) -> Built:
     functions += write_codec(loaded, folder, for_gpu=for_gpu)
     graphs = _graphs(job, for_gpu, traced_on)
     checks = static_checks(job, graphs)
-    run = {name: mx.import_function(str(folder / name)) for name in (LM_FILE, CODEC_FILE)}
+    run = {name: open_function(folder / name) for name in (LM_FILE, CODEC_FILE)}
     job.say(f"comparing {options.check_frames} frames with the runtime")
     checks += token_checks(job, run[LM_FILE])
     utterance = _say(job, run[LM_FILE], job.prompt(SELFTEST_TEXT), SELFTEST_FRAMES)
@@ -163,7 +163,7 @@ def build(job: Job, folder: Path) -> Built:
     return Built(
         about="Prefill, frame step and codec as MLX functions: importFunction(from:) in MLX-Swift,"
         " no model code",
-        requires=Requires(ios="17.0", mlx_swift=mx.__version__, increased_memory_limit=True),
+        requires=Requires(ios="17.0", mlx_swift=MLX_VERSION, increased_memory_limit=True),
         roles={
             LM_FILE: "transformers: prefill and frame",
             CODEC_FILE: "codec: codes to samples",
@@ -180,7 +180,7 @@ def build(job: Job, folder: Path) -> Built:
 
 def _notes(traced_on: Device, device: Device) -> list[str]:
     notes = [
-        f"Written by MLX {mx.__version__}; the format belongs to that version, so pin MLX-Swift to"
+        f"Written by MLX {MLX_VERSION}; the format belongs to that version, so pin MLX-Swift to"
         " one that carries it.",
         "Positions of one codec stream end with the context: start a new state for every piece.",
     ]
@@ -293,7 +293,8 @@ def runtime_samples(job: Job, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.fl
 
     decoder = CodecDecoder(job.config)
     load_strictly(decoder, job.bundle / DECODER_FILE, mx.float32, {})
-    return np.array(decoder.decode(mx.array(codes[None])))[0]
+    samples: npt.NDArray[np.float32] = np.array(decoder.decode(mx.array(codes[None])))[0]
+    return samples
 
 
 def _one_by_one(job: Job, run: Run, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
@@ -358,4 +359,6 @@ def memory(job: Job, folder: Path) -> MemoryEstimate:
 def _arrays(tree: object) -> list[mx.array]:
     from mlx.utils import tree_flatten
 
-    return [array for _, array in tree_flatten(tree)]
+    found = tree_flatten(tree)
+    assert isinstance(found, list)  # it is a dictionary only when asked for one
+    return [array for _, array in found]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ import numpy as np
 
 from warble_mlx.ios_export.checks import at_least, decibels, equal
 from warble_mlx.ios_export.manifest import MANIFEST, Check, File, Manifest, Part, read_manifest
+from warble_mlx.safetensors_file import read_header
 
 THIS = "this machine"
 
@@ -62,9 +64,7 @@ def _checks_of(folder: Path, manifest: Manifest, part: Part) -> Iterator[Check]:
 
         yield from folder_checks(folder / part.name)
     else:
-        try:
-            import coremltools  # noqa: F401
-        except ImportError:
+        if find_spec("coremltools") is None:
             yield Check(
                 name="operations of the Core ML packages",
                 result="unverified",
@@ -87,18 +87,18 @@ def _self_test(folder: Path, manifest: Manifest) -> Iterator[Check]:
 
     from warble_mlx.config import ModelConfig
     from warble_mlx.engine import Sampling
-    from warble_mlx.ios_export.drive import decode, generate, slots_for
+    from warble_mlx.ios_export.drive import decode, generate, open_function, slots_for
     from warble_mlx.ios_export.graph_file import Device, devices_in, retarget
-    from warble_mlx.ios_export.job import DTYPES
+    from warble_mlx.ios_export.job import DTYPES, MLX_VERSION
     from warble_mlx.ios_export.mlx_functions import CODEC_FILE, LM_FILE
     from warble_mlx.ios_export.mlx_part import GRAPHS_FILE, SELFTEST_FILE, Graph
 
-    if mx.__version__ != manifest.created_by.mlx:
+    if manifest.created_by.mlx != MLX_VERSION:
         yield Check(
             name="MLX version",
             result="unverified",
             where=THIS,
-            note=f"written by {manifest.created_by.mlx}, read by {mx.__version__}",
+            note=f"written by {manifest.created_by.mlx}, read by {MLX_VERSION}",
         )
     graphs = msgspec.json.decode((folder / GRAPHS_FILE).read_bytes(), type=dict[str, Graph])
     here: Device = "gpu" if mx.default_device().type == mx.gpu else "cpu"
@@ -116,13 +116,14 @@ def _self_test(folder: Path, manifest: Manifest) -> Iterator[Check]:
             if graph.device != here and here == "cpu":
                 path = Path(scratch) / name
                 retarget(folder / name, path, graph.operations, here)
-            runs[name] = mx.import_function(str(path))
-    stored, metadata = mx.load(str(folder / SELFTEST_FILE), return_metadata=True)
+            runs[name] = open_function(path)
+    stored = read_header(folder / SELFTEST_FILE)
+    metadata = stored.metadata
     config = msgspec.convert(
         manifest.dimensions | {"model_type": "arktts"}, type=ModelConfig, strict=False
     )
-    wanted, samples = np.array(stored["emitted"]), np.array(stored["samples"])
-    columns = np.array(stored["columns"])
+    wanted, samples = stored.read("emitted"), stored.read("samples")
+    columns = stored.read("columns")
     lengths = sorted({
         state.shape[3]
         for part in manifest.parts for f in part.functions if f.name.startswith("frame_")

@@ -79,7 +79,7 @@ def spoken(host: Path, assets: Path, tmp_path_factory: pytest.TempPathFactory) -
 def test_the_host_says_what_the_runtime_says(spoken: Path) -> None:
     speech = load(dtype="float32").say(TEXT, seed=SEED)
     codes = np.loadtxt(spoken / "hello.txt", dtype=np.int32)
-    assert (codes.T == speech.codes).all()
+    assert (speech.codes == codes.T).all()
     samples, rate = soundfile.read(spoken / "hello.wav", dtype="float32")
     assert rate == speech.sample_rate
     assert len(samples) == codes.shape[0] * 2048
