@@ -23,7 +23,7 @@ from warble_mlx.ios_export.coreml_codec import (
     write_packages,
 )
 from warble_mlx.ios_export.coreml_static import functions_of
-from warble_mlx.ios_export.job import CHECK_TEXT, Built, Job
+from warble_mlx.ios_export.job import Built, Job
 from warble_mlx.ios_export.manifest import MemoryEstimate, Requires
 from warble_mlx.ios_export.mlx_part import SEED, runtime_samples
 
@@ -79,7 +79,7 @@ def build(job: Job, folder: Path) -> Built:
 def _codes(job: Job) -> npt.NDArray[np.int32]:
     """Codes of speech, [10, 1 + 7 n], from the runtime; of an untrained model noise."""
     frames = min(CODEC_FRAMES, job.options.check_frames)
-    asked = Request(job.prompt(CHECK_TEXT), whole_chunks(frames), Sampling(), SEED)
+    asked = Request(job.prompt(job.check_text), whole_chunks(frames), Sampling(), SEED)
     emitted = [e.codes for e in job.loaded.engine.generate([asked]) if e.codes is not None]
     codes = np.stack(emitted, axis=1).astype(np.int32)
     mx.clear_cache()

@@ -27,6 +27,7 @@ from warble_mlx.weights import DECODER_FILE, MODEL_FILE
 PARTS = ("mlxfn", "mlx-swift", "coreml")
 MLX_VERSION = version("mlx")
 CHECK_FRAMES = 100
+SHORT_FRAMES = 20  # said with the short sentence
 CHECK_TEXT = (
     "The harbour was quiet in the early morning, and the boats lay still beside the long stone"
     " wall, waiting for the wind."
@@ -73,6 +74,11 @@ class Job:
         """A prompt for the bundle's default voice."""
         voice = read_voices(self.bundle).default_voice
         return self.prompts.build(text, speaker=voice.token if voice else "")
+
+    @property
+    def check_text(self) -> str:
+        """What is said to compare tokens: a long sentence, or a short one for few frames."""
+        return CHECK_TEXT if self.options.check_frames > SHORT_FRAMES else SELFTEST_TEXT
 
     @cached_property
     def made_from(self) -> str:

@@ -65,7 +65,7 @@ def load_for_export(bundle: Path, dtype: mx.Dtype) -> Loaded:
     """Transformers with packed weights kept packed and activations in `dtype`, and the codec with
     its weights as they are stored."""
     config = read_config(bundle)
-    model = load_dual_ar(bundle, dtype)
+    model = load_dual_ar(bundle, dtype, traced=True)
     codec = CodecDecoder(config)
     kinds = {entry.dtype for entry in read_header(bundle / DECODER_FILE).entries.values()}
     if len(kinds) != 1 or not kinds <= CODEC_DTYPES.keys():

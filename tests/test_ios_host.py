@@ -22,6 +22,8 @@ from warble_mlx.ios_export.graph_file import retarget
 from warble_mlx.ios_export.job import Options
 from warble_mlx.ios_export.mlx_part import GRAPHS_FILE, Graph
 
+pytestmark = pytest.mark.slow  # compiles against MLX's headers
+
 HOST = Path(__file__).parent.parent / "samples" / "host_cpp"
 TEXT = "Hello there."
 SEED = 1
