@@ -11,16 +11,18 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from warble_mlx import __version__
+from warble_mlx.config import ModelConfig
 from warble_mlx.errors import VoiceError
 from warble_mlx.ios_export import manifest as m
 from warble_mlx.ios_export.job import MLX_VERSION, Job
+from warble_mlx.ios_export.mlx_functions import CHUNK_FRAMES
 from warble_mlx.prompt import ASSISTANT, CLONE, END, PLAIN, SPEECH, SYSTEM, USER
 from warble_mlx.quant.policy import DEFAULT_POLICY, POLICIES
 from warble_mlx.registered import Codec, RegisteredVoice
 from warble_mlx.safetensors_file import read_header, write_safetensors
 from warble_mlx.sampling import MIN_TEMPERATURE
 from warble_mlx.voices import read_voices
-from warble_mlx.weights import MODEL_FILE
+from warble_mlx.weights import DECODER_FILE, MODEL_FILE
 
 ORDER = (
     "softmax of the untempered scores, in descending order, cumulated",
@@ -153,6 +155,11 @@ def packed_paths(bundle: Path) -> list[str]:
     return sorted(n.removesuffix(".scales") for n in names if n.endswith(".scales"))
 
 
+def is_published(config: ModelConfig) -> bool:
+    """Whether the transformers have the published model's size."""
+    return (config.n_layer, config.dim, config.vocab_size) == (24, 896, 155_776)
+
+
 def block_linears(bundle: Path) -> list[str]:
     """Paths of the Linears that the policy packs, packed or not."""
     packs = POLICIES[DEFAULT_POLICY]
@@ -217,9 +224,6 @@ def bandwidth(job: Job) -> m.Bandwidth:
     The slow blocks once, the fast blocks nine times (its first two positions are one pass), the
     sliced head once, the fast head nine times, the codec once per chunk of seven frames.
     """
-    from warble_mlx.ios_export.mlx_functions import CHUNK_FRAMES
-    from warble_mlx.weights import DECODER_FILE
-
     entries = read_header(job.bundle / MODEL_FILE).entries
     passes = job.config.num_codebooks - 1
 

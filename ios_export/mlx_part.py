@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import mlx.core as mx
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from mlx.utils import tree_flatten
 
+from warble_mlx.codec import CodecDecoder
+from warble_mlx.codec.convolution import gpu_forms
 from warble_mlx.engine import Request, Sampling
 from warble_mlx.errors import CheckpointError, SickError
 from warble_mlx.health import check_codes
 from warble_mlx.ios_export.checks import at_least, at_most, decibels, equal, unverified
 from warble_mlx.ios_export.drive import Run, Utterance, decode, generate, open_function, slots_for
-from warble_mlx.ios_export.facts import packed_paths
+from warble_mlx.ios_export.facts import is_published, packed_paths
 from warble_mlx.ios_export.graph_file import Device, Scan, devices_in, retarget
 from warble_mlx.ios_export.job import MLX_VERSION, SELFTEST_TEXT, Built, Job
 from warble_mlx.ios_export.manifest import Check, MemoryEstimate, Requires
@@ -34,7 +38,9 @@ from warble_mlx.ios_export.mlx_functions import (
     write_language_model,
 )
 from warble_mlx.prompt import Prompt
+from warble_mlx.quant.quantizer import PUBLISHED_LIMIT
 from warble_mlx.safetensors_file import write_safetensors
+from warble_mlx.weights import DECODER_FILE, MODEL_FILE, load_strictly
 
 GRAPHS_FILE = "graphs.json"
 SELFTEST_FILE = "selftest.safetensors"
@@ -157,7 +163,7 @@ def build(job: Job, folder: Path) -> Built:
         for name, (scan, _) in graphs.items()
     }
     (folder / GRAPHS_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=1))
-    checks.append(_size_check(job, folder))
+    checks += _size_checks(job, folder)
     checks += [
         unverified("tokens on the GPU", "run verify on the device: selftest.safetensors"),
         unverified("speed and memory on a phone", "no phone was used"),
@@ -196,10 +202,6 @@ def _notes(traced_on: Device, device: Device) -> list[str]:
 
 
 def _graphs(job: Job, for_gpu: bool, traced_on: Device) -> dict[str, tuple[Scan, Device]]:
-    from contextlib import nullcontext
-
-    from warble_mlx.codec.convolution import gpu_forms
-
     loaded, language, codec = job.loaded, Scan(), Scan()
     function = LanguageModel(loaded)
     for slots in cache_lengths(job.config):
@@ -269,8 +271,9 @@ def token_checks(job: Job, run: Run) -> list[Check]:
 
 
 def _health_check(job: Job, codes: npt.NDArray[np.int32]) -> Check:
-    """Whether codes are speech. Raises SickError, unless this machine cannot tell: MLX's CPU kernels
-    add up packed products in the activations' own 16 bits, which a large model may not survive."""
+    """Whether codes are speech. Raises SickError, unless this machine cannot tell: a CPU's kernels
+    add up packed products in 16 bits like the activations', which a large model may not survive.
+    """
     c, name = job.config, "healthy codes from the exported functions"
     text = job.check_text if codes.shape[1] < job.options.check_frames else None
     try:
@@ -302,9 +305,6 @@ def audio_checks(job: Job, run: Run, utterance: Utterance) -> list[Check]:
 
 def runtime_samples(job: Job, codes: npt.NDArray[np.int32]) -> npt.NDArray[np.float32]:
     """What the runtime's decoder makes of codes [10, T], weights widened to float32."""
-    from warble_mlx.codec import CodecDecoder
-    from warble_mlx.weights import DECODER_FILE, load_strictly
-
     decoder = CodecDecoder(job.config)
     load_strictly(decoder, job.bundle / DECODER_FILE, mx.float32, {})
     samples: npt.NDArray[np.float32] = np.array(decoder.decode(mx.array(codes[None])))[0]
@@ -339,15 +339,19 @@ def _write_selftest(job: Job, folder: Path, utterance: Utterance, codec: Run) ->
     )
 
 
-def _size_check(job: Job, folder: Path) -> Check:
-    """One copy of the weights: no file may be much larger than what it was made from."""
-    stored = (job.bundle / "model.safetensors").stat().st_size
-    stored += (job.bundle / "codec_decoder.safetensors").stat().st_size
+def _size_checks(job: Job, folder: Path) -> list[Check]:
+    """One copy of the weights: the files are hardly larger than what they were made from. A 4-bit
+    export of the published model stays below the published size."""
+    stored = sum((job.bundle / name).stat().st_size for name in (MODEL_FILE, DECODER_FILE))
     wide = 2 if job.options.dtype == "float32" else 1  # scales, norms and heads in 32 bits
     written = sum((folder / name).stat().st_size for name in (LM_FILE, CODEC_FILE))
     # RoPE tables, the sliced head, and the graphs themselves.
     allowance = 12_000_000 + job.config.head_rows * job.config.dim * 2
-    return at_most("size of both files", written, wide * stored + allowance, "bytes")
+    checks = [at_most("size of both files", written, wide * stored + allowance, "bytes")]
+    if is_published(job.config) and packed_paths(job.bundle) and wide == 1:
+        written += (job.bundle / "tokenizer.json").stat().st_size
+        checks.append(at_most("size of what an app needs", written, PUBLISHED_LIMIT, "bytes"))
+    return checks
 
 
 def memory(job: Job, folder: Path) -> MemoryEstimate:
@@ -371,8 +375,6 @@ def memory(job: Job, folder: Path) -> MemoryEstimate:
 
 
 def _arrays(tree: object) -> list[mx.array]:
-    from mlx.utils import tree_flatten
-
     found = tree_flatten(tree)
     assert isinstance(found, list)  # it is a dictionary only when asked for one
     return [array for _, array in found]

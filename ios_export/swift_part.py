@@ -16,13 +16,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from warble_mlx.config import ModelConfig
+from warble_mlx.config import ModelConfig, read_config
 from warble_mlx.convert.companions import write_json
 from warble_mlx.errors import CheckpointError
 from warble_mlx.ios_export.checks import at_most, equal, unverified
-from warble_mlx.ios_export.facts import block_linears, packed_paths
+from warble_mlx.ios_export.facts import block_linears, is_published, packed_paths
 from warble_mlx.ios_export.job import Built, Job
 from warble_mlx.ios_export.manifest import Check, MemoryEstimate, Requires
+from warble_mlx.quant.quantizer import PUBLISHED_LIMIT
 from warble_mlx.safetensors_file import Array, Header, read_header, write_safetensors
 from warble_mlx.weights import DECODER_FILE, MODEL_FILE
 
@@ -33,7 +34,6 @@ HEAD = "model.head_semantic.weight"
 PAGE = 16_384  # bytes of a memory page on Apple silicon
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "voices.json",
               "generation_config.json")  # fmt: skip
-PUBLISHED_LIMIT = 909_000_000
 
 
 def build(job: Job, folder: Path) -> Built:
@@ -209,7 +209,6 @@ def folder_checks(folder: Path) -> Iterator[Check]:
     told = isinstance(config.get("quantization"), dict)
     yield equal("packed weights are told by config.json", told, bool(packed))
     yield equal("tokenizer.json", (folder / "tokenizer.json").is_file(), 1)
-    published = config.get("n_layer") == 24 and config.get("dim") == 896
-    if packed and published:
+    if packed and is_published(read_config(folder)):
         total = sum(p.stat().st_size for p in folder.iterdir())
         yield at_most("size of the folder", total, PUBLISHED_LIMIT, "bytes")
