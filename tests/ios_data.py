@@ -77,11 +77,14 @@ def full_four_bit_bundle(folder: Path, tokenizer: Path) -> Path:
 
 def calm_codec(config: ModelConfig) -> Iterator[tuple[str, mx.array]]:
     """A random codec decoder's tensors, its branches and its last layer scaled so that samples stay
-    inside ±1: a saturated tanh would hide every difference."""
-    for name, weight in stored_tensors(random_codec(config)):
+    inside ±1: a saturated tanh would hide every difference. Biases are not zero, or silence before
+    the start would be no different from zero latents."""
+    for number, (name, weight) in enumerate(stored_tensors(random_codec(config))):
+        if name.endswith(".bias"):
+            weight = 0.05 * mx.random.normal(weight.shape, key=mx.random.key(number))
         if re.search(r"block\.3\.conv\.weight|pwconv2\.weight|\.(wo|w2)\.weight", name):
             weight = 0.2 * weight
-        elif name.startswith("decoder.model.6."):
+        elif name.startswith("decoder.model.6.conv.weight"):
             weight = 0.1 * weight
         yield name, weight
 
