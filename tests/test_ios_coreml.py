@@ -116,11 +116,11 @@ def test_functions_are_described(folder: Path, job: Job) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [-3, 11])
+@pytest.mark.parametrize("error", [-3, -11])
 def test_a_wrong_history_length_fails(
     job: Job, folder: Path, codes: Codes, samples: npt.NDArray[np.float32], error: int
 ) -> None:
-    """Forgotten history, and zero latents taken for history that exists."""
+    """Some or all of the history is forgotten. (Too much of it is wrong only at the very start.)"""
     found = Packages(folder, job.config).decode(codes, hist_error=error)
     results = {c.name: c.result for c in accuracy_checks(found, found.latents, samples)}
     assert results["audio of post_module and vocoder"] == "fail"
