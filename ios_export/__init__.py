@@ -1,1 +1,1 @@
-"""Bundle to assets for iPhone apps."""
+"""Bundle to a folder for an iPhone app, and the checks that prove it."""

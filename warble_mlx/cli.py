@@ -34,6 +34,7 @@ from warble_mlx.cli_base import (
 )
 from warble_mlx.cli_batch import batch
 from warble_mlx.cli_bench import bench
+from warble_mlx.cli_export import export_ios, verify_ios
 from warble_mlx.cli_fidelity import fidelity
 from warble_mlx.cli_quantize import (
     Wish,
@@ -88,6 +89,8 @@ warble.add_command(quantize)
 warble.add_command(fidelity)
 warble.add_command(bench)
 warble.add_command(verify)
+warble.add_command(export_ios)
+warble.add_command(verify_ios)
 warble.add_command(voice)
 warble.add_command(voices)
 

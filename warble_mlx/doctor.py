@@ -37,6 +37,7 @@ EXTRAS = (
     ("bench", "matplotlib", "charts"),
     ("server", "uvicorn", "warble serve"),
     ("wyoming", "wyoming", "Home Assistant (warble wyoming)"),
+    ("ios", "coremltools", "Core ML packages (export-ios)"),
 )
 # From this version on, loading the published model's own code with transformers leaves its RoPE
 # tables unset: it then speaks noise without an error.

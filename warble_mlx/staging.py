@@ -34,7 +34,7 @@ def staged_folder(out: Path, *, source: Path, force: bool = False) -> Iterator[P
             shutil.rmtree(stage)
         stage.mkdir()
         yield stage
-        _replace(stage, final)
+        replace_folder(stage, final)
     except BaseException:
         shutil.rmtree(stage, ignore_errors=True)
         for folder in made:
@@ -68,7 +68,8 @@ def _make_parents(parent: Path) -> list[Path]:
     return missing
 
 
-def _replace(stage: Path, final: Path) -> None:
+def replace_folder(stage: Path, final: Path) -> None:
+    """Rename `stage` to `final`; a folder that is there goes once the new one has its place."""
     if not final.exists():
         stage.rename(final)
         return

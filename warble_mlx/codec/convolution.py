@@ -7,6 +7,9 @@ convolution uses on which backend is decided in `convolve`, and nowhere else.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import mlx.core as mx
 import mlx.nn as nn
@@ -27,9 +30,23 @@ MOST_CHUNK_FRAMES = 12
 _SINE = (3.14159264, -5.16771008, 2.55007753, -0.5982913, 0.07765766)
 
 
+_gpu_forms: ContextVar[bool] = ContextVar("gpu_forms", default=False)
+
+
 def on_cpu() -> bool:
-    """Whether operations run on MLX's CPU backend by default."""
-    return bool(mx.default_device().type == mx.DeviceType.cpu)
+    """Whether to use the forms that suit MLX's CPU backend: it is the default device, and nothing
+    is being traced for a GPU elsewhere."""
+    return bool(mx.default_device().type == mx.DeviceType.cpu) and not _gpu_forms.get()
+
+
+@contextmanager
+def gpu_forms() -> Iterator[None]:
+    """Use the forms that suit a GPU on whatever device: what is traced here runs elsewhere."""
+    token = _gpu_forms.set(True)
+    try:
+        yield
+    finally:
+        _gpu_forms.reset(token)
 
 
 def chunk_frames_for(samples_per_frame: int) -> int:

@@ -11,7 +11,7 @@ import mlx.nn as nn
 
 from warble_mlx.codec.carry import Carry
 from warble_mlx.config import TransformerConfig
-from warble_mlx.layers import Block, rotation_for
+from warble_mlx.layers import Block, rope_table, rotation_for
 
 
 def rope_rows(positions: mx.array, head_dim: int, base: float) -> mx.array:
@@ -74,6 +74,20 @@ class WindowTransformer(nn.Module):
         self.window = window
         self.layers = [ScaledBlock(config) for _ in range(config.n_layer)]
         self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self._table: mx.array | None = None
+
+    def limit_positions(self, length: int) -> None:
+        """Look RoPE rows up in a table of `length` positions instead of computing them.
+
+        For steps that are exported: the computation is tied to the CPU, a table is not. Positions
+        behind its end get its last row, which is wrong, so a stream has to end before.
+        """
+        self._table = rope_table(length, self.config.head_dim, self.config.rope_base)
+
+    def _rope_rows(self, positions: mx.array) -> mx.array:
+        if self._table is None:
+            return rope_rows(positions, self.config.head_dim, self.config.rope_base)
+        return self._table[mx.minimum(positions, len(self._table) - 1)]
 
     def __call__(self, x: mx.array, carry: Carry) -> mx.array:
         """[B, T, D] to [B, T, D]. Position q sees keys max(0, q - window + 1)..q."""
@@ -82,8 +96,7 @@ class WindowTransformer(nn.Module):
         start = carry.take((rows,), mx.int32)
         carry.put(start + length)
         positions = start[:, None] + mx.arange(length)
-        table = rope_rows(positions, self.config.head_dim, self.config.rope_base)
-        factors = rotation_for(table, self.config)
+        factors = rotation_for(self._rope_rows(positions), self.config)
         mask = self._mask(start, length)
         for layer in self.layers:
             x = layer(x, factors, mask, past, carry)

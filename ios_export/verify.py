@@ -1,0 +1,149 @@
+"""Check an exported folder again, on whatever machine it has come to.
+
+Files are held against their sizes and hashes, and each part against what it says about itself.
+What this machine cannot look at is reported as not verified.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from warble_mlx.ios_export.checks import at_least, decibels, equal
+from warble_mlx.ios_export.manifest import MANIFEST, Check, File, Manifest, Part, read_manifest
+from warble_mlx.safetensors_file import read_header
+
+THIS = "this machine"
+
+
+def verify_export(folder: Path) -> Iterator[Check]:
+    """Every check, one by one, as it is made. Raises CheckpointError for a broken manifest."""
+    manifest = read_manifest(folder)
+    damaged = damaged_files(folder, manifest.all_files)
+    yield equal("damaged or missing files", len(damaged), 0, where=THIS, note=", ".join(damaged))
+    extra = unlisted_files(folder, manifest)
+    yield equal("files not in the manifest", len(extra), 0, where=THIS, note=", ".join(extra))
+    failed = [c.name for p in manifest.parts for c in p.checks if c.result == "fail"]
+    yield equal("checks that failed on export", len(failed), 0, where=THIS, note=", ".join(failed))
+    if damaged:
+        return
+    for part in manifest.parts:
+        yield from _checks_of(folder, manifest, part)
+
+
+def damaged_files(folder: Path, files: Iterable[File]) -> list[str]:
+    """Paths of files that are missing, or of another size or hash than the manifest says."""
+    from warble_mlx.ios_export.job import sha256
+
+    wrong = []
+    for file in files:
+        path = folder / file.path
+        good = path.is_file() and path.stat().st_size == file.bytes
+        if not (good and sha256(path) == file.sha256):
+            wrong.append(file.path)
+    return wrong
+
+
+def unlisted_files(folder: Path, manifest: Manifest) -> list[str]:
+    """Files below `folder` that the manifest does not name."""
+    listed = {file.path for file in manifest.all_files} | {MANIFEST}
+    present = (p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
+    return sorted(set(present) - listed)
+
+
+def _checks_of(folder: Path, manifest: Manifest, part: Part) -> Iterator[Check]:
+    if part.name == "mlxfn":
+        yield from _self_test(folder / part.name, manifest)
+    elif part.name == "mlx-swift":
+        from warble_mlx.ios_export.swift_part import folder_checks
+
+        yield from folder_checks(folder / part.name)
+    else:
+        if find_spec("coremltools") is None:
+            yield Check(
+                name="operations of the Core ML packages",
+                result="unverified",
+                where=THIS,
+                note='coremltools is not installed: pip install "warble-mlx[ios]"',
+            )
+            return
+        from warble_mlx.ios_export.coreml_static import package_checks
+
+        for package in sorted((folder / part.name).glob("*.mlpackage")):
+            yield from package_checks(package)
+
+
+def _self_test(folder: Path, manifest: Manifest) -> Iterator[Check]:
+    """Run both files on their self-test's prompt and compare tokens and samples.
+
+    Where MLX has no GPU, files made for one are run from copies that name the CPU instead.
+    """
+    import mlx.core as mx
+
+    from warble_mlx.config import ModelConfig
+    from warble_mlx.engine import Sampling
+    from warble_mlx.ios_export.drive import decode, generate, open_function, slots_for
+    from warble_mlx.ios_export.graph_file import Device, devices_in, retarget
+    from warble_mlx.ios_export.job import DTYPES, MLX_VERSION
+    from warble_mlx.ios_export.mlx_functions import CODEC_FILE, LM_FILE
+    from warble_mlx.ios_export.mlx_part import GRAPHS_FILE, SELFTEST_FILE, Graph
+
+    if manifest.created_by.mlx != MLX_VERSION:
+        yield Check(
+            name="MLX version",
+            result="unverified",
+            where=THIS,
+            note=f"written by {manifest.created_by.mlx}, read by {MLX_VERSION}",
+        )
+    graphs = msgspec.json.decode((folder / GRAPHS_FILE).read_bytes(), type=dict[str, Graph])
+    here: Device = "gpu" if mx.default_device().type == mx.gpu else "cpu"
+    runs = {}
+    with tempfile.TemporaryDirectory(prefix="warble-verify-") as scratch:
+        for name, graph in graphs.items():
+            found = devices_in(folder / name, graph.operations)
+            yield equal(
+                f"operations of {name} on the {graph.device}",
+                found.get(graph.device, 0),
+                sum(graph.operations.values()),
+                where=THIS,
+            )
+            path = folder / name
+            if graph.device != here and here == "cpu":
+                path = Path(scratch) / name
+                retarget(folder / name, path, graph.operations, here)
+            runs[name] = open_function(path)
+    stored = read_header(folder / SELFTEST_FILE)
+    metadata = stored.metadata
+    config = msgspec.convert(
+        manifest.dimensions | {"model_type": "arktts"}, type=ModelConfig, strict=False
+    )
+    wanted, samples = stored.read("emitted"), stored.read("samples")
+    columns = stored.read("columns")
+    lengths = sorted({
+        state.shape[3]
+        for part in manifest.parts for f in part.functions if f.name.startswith("frame_")
+        for record in f.states for state in record.tensors
+    })  # fmt: skip
+    utterance = generate(
+        runs[LM_FILE],
+        config,
+        DTYPES[metadata["dtype"]],
+        columns,
+        slots_for(config, lengths, columns.shape[1], len(wanted)),
+        frames=len(wanted),
+        sampling=Sampling(),
+        seed=int(metadata["seed"]),
+    )
+    same = utterance.emitted.shape == wanted.shape and bool((utterance.emitted == wanted).all())
+    where = f"{THIS}, {here}"
+    yield equal("self-test tokens equal", same, 1, where=where)
+    codec = next(f for p in manifest.parts for f in p.functions if f.name == "codec_first")
+    state = [mx.zeros(t.shape, getattr(mx, t.dtype)) for s in codec.states for t in s.tensors]
+    spoken = wanted[wanted[:, 0] != config.codebook_size][:, 1:].T
+    found_samples = decode(runs[CODEC_FILE], np.ascontiguousarray(spoken), state)
+    yield at_least("self-test audio", decibels(found_samples, samples), 60.0, "dB", where=where)
