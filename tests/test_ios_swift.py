@@ -50,3 +50,12 @@ def test_the_rest_needs_foundation_alone() -> None:
         if source.startswith("#if canImport("):
             continue
         assert set(re.findall(r"^import (\w+)", source, re.MULTILINE)) == {"Foundation"}
+
+
+def test_nothing_reaches_the_gpu_past_the_gate() -> None:
+    """Before iOS 26 a process that uses the GPU in the background is ended."""
+    source = (PACKAGE / "Sources" / "WarbleKit" / "MLXSpeaker.swift").read_text()
+    lines = [line.strip() for line in source.splitlines()]
+    work = [i for i, line in enumerate(lines) if re.match(r"let result = try (model|codec)\(", line)]
+    assert len(work) == 3
+    assert all(lines[i - 1] == "try gate.pass()" for i in work)

@@ -5,8 +5,8 @@ import MLXRandom
 
 /// Speaks through lm.mlxfn and codec.mlxfn. Not compiled by this project: see README.md.
 ///
-/// Call it from one thread, in the foreground only: before iOS 26 a process that gives work to the
-/// GPU in the background is ended by the system.
+/// Call it from one thread that is not the main one. Before iOS 26 a process that gives work to the
+/// GPU in the background is ended by the system, hence the gate.
 public final class MLXSpeaker {
     public let manifest: Manifest
     private let model, codec: ImportedFunction
@@ -24,9 +24,12 @@ public final class MLXSpeaker {
     }
 
     /// Samples of `text`, chunk by chunk; return false from `chunk` to stop.
+    ///
+    /// `gate` is passed before every piece of work for the GPU: closed, it holds the speech up until
+    /// the app is in front again.
     public func say(
         _ text: String, voice name: String? = nil, seed: UInt32 = 7, maxFrames: Int? = nil,
-        chunk: ([Float]) -> Bool
+        gate: ForegroundGate, chunk: ([Float]) -> Bool
     ) throws {
         let prompt = PromptBuilder(manifest.tokens)
         let ids = try prompt.ids(of: PromptBuilder.folded(text))
@@ -40,18 +43,20 @@ public final class MLXSpeaker {
         for size in ChunkScheduler.prefill(rows[0].count, sizes: prefillSizes(slots)) {
             let part = rows.flatMap { $0[at..<at + size] }
             let given = [MLXArray(part, [1, rows.count, size]), MLXArray([Int32(at)]), hole]
+            try gate.pass()
             let result = try model(given + caches)
             eval(result)
             hidden = result[0]
             caches = Array(result[1...])
             at += size
         }
-        try frames(step, hidden, hole, at, caches, most, seed, chunk)
+        try frames(step, hidden, hole, at, caches, most, seed, gate, chunk)
     }
 
     private func frames(
         _ step: Manifest.Function, _ start: MLXArray, _ hole: MLXArray, _ at: Int,
-        _ first: [MLXArray], _ most: Int, _ seed: UInt32, _ chunk: ([Float]) -> Bool
+        _ first: [MLXArray], _ most: Int, _ seed: UInt32, _ gate: ForegroundGate,
+        _ chunk: ([Float]) -> Bool
     ) throws {
         var (hidden, caches) = (start, first)
         var slot = MLXArray([Int32(at)])
@@ -76,6 +81,7 @@ public final class MLXSpeaker {
                     for i in 0..<next.size { part.append(i < next.frames ? codes[next.begin + i][book] : 0) }
                 }
                 let input = MLXArray(part, [1, manifest.tokens.codebooks, next.size])
+                try gate.pass()
                 let result = try codec([input] + state)
                 eval(result)
                 state = Array(result[1...])
@@ -90,6 +96,7 @@ public final class MLXSpeaker {
             let drawn = MLXRandom.uniform(
                 0..<1, [count + books.reduce(1, *)], key: MLXArray([seed, UInt32(number)]))
             let noise = [drawn[0..<count].reshaped(semantic), drawn[count...].reshaped(books)]
+            try gate.pass()
             let result = try model([hidden, slot, hole, recent, frame] + settings + noise + caches)
             eval(result)
             let emitted = result[0].asArray(UInt32.self)

@@ -131,7 +131,7 @@ public enum WarbleError: Error, Equatable, CustomStringConvertible {
             return "This model's tokenizer merges bytes: tokenise tokenizer.json with a library."
         case .tooLong(let wanted, let longest):
             return "Text and speech need \(wanted) positions, the longest cache has \(longest)."
-        case .background: return "iOS ends a process that uses the GPU in the background."
+        case .background: return "Given up while the app was in the background."
         }
     }
 }
