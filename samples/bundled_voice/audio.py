@@ -82,7 +82,7 @@ def roughened(samples: Tensor) -> Tensor:
     def drawn(low: float, high: float) -> Tensor:
         return torch.empty(batch, 1, device=device).uniform_(low, high)
 
-    size = length + SAMPLE_RATE // 4
+    size = -(-(length + SAMPLE_RATE // 4) // 4096) * 4096  # a size that FFTs like
     spectrum = torch.fft.rfft(samples, size)
     hertz = torch.linspace(0, SAMPLE_RATE / 2, spectrum.shape[1], device=device)[None]
     octaves = torch.log2((hertz + 60) / 1000).clamp(-4, 4)

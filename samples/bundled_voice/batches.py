@@ -80,8 +80,7 @@ class Rows(torch.utils.data.IterableDataset[Batch]):
         order = usable[np.argsort(self.spoken.speaker[usable], kind="stable")]
         speakers, begin = np.unique(self.spoken.speaker[order], return_index=True)
         return {
-            int(who): own
-            for who, own in zip(speakers, np.split(order, begin[1:]), strict=True)
+            int(who): own for who, own in zip(speakers, np.split(order, begin[1:]), strict=True)
         }
 
     def __iter__(self) -> Iterator[Batch]:

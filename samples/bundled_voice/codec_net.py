@@ -78,9 +78,7 @@ class TransposedConv(nn.Module):
         self.excess, self.stride = kernel - stride, stride
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.conv_transpose2d(
-            x, self.conv.weight.unsqueeze(2), self.conv.bias, (1, self.stride)
-        )
+        out = F.conv_transpose2d(x, self.conv.weight.unsqueeze(2), self.conv.bias, (1, self.stride))
         return out[..., : out.shape[-1] - self.excess]
 
 
@@ -195,9 +193,7 @@ class Encoder(nn.Module):
         layers = config["codec_encoder_transformer_layers"]
         for stride, count in zip((2, 4, 8, 8), layers, strict=True):
             width *= 2
-            blocks.append(
-                EncoderBlock(width, stride, count, config["codec_encoder_window_size"])
-            )
+            blocks.append(EncoderBlock(width, stride, count, config["codec_encoder_window_size"]))
         blocks += [Snake(width), Conv(width, config["codec_latent_dim"], 3)]
         self.block = nn.ModuleList(blocks)
 

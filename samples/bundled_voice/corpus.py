@@ -26,7 +26,15 @@ HELD_OUT = Path(__file__).resolve().parents[2] / "tests" / "ear" / "heldout.txt"
 LONGEST_TEXT = 170  # characters; longer text is split by the runtime
 LONGEST_LINE = 240  # phonemes
 _ALLOWED = re.compile(r"^[A-Za-z0-9 ,.'?!;:$£€%&-]+$")
-_MIX = {"examples": 30, "glosses": 14, "bible": 5, "devil": 2, "everyday": 23, "numbers": 13, "short": 13}
+_MIX = {
+    "examples": 30,
+    "glosses": 14,
+    "bible": 5,
+    "devil": 2,
+    "everyday": 23,
+    "numbers": 13,
+    "short": 13,
+}
 
 
 def main() -> None:

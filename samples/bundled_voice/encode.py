@@ -22,9 +22,7 @@ from samples.bundled_voice.stored import load
 _GRID = 16  # frames that lengths are rounded up to, so that few shapes occur
 
 
-def encode(
-    settings: Settings, shards: Path, codec: Path, out: Path, device: torch.device
-) -> None:
+def encode(settings: Settings, shards: Path, codec: Path, out: Path, device: torch.device) -> None:
     """Encode every sentence of the shards with the trained codec."""
     torch.backends.cudnn.benchmark = False
     torch.set_float32_matmul_precision("high")

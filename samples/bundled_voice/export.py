@@ -1,8 +1,9 @@
-"""Stage 5: the trained parts as a checkpoint in the published layout, ready for `warble convert`."""
+"""Stage 5: the trained parts as a checkpoint in the published layout, for `warble convert`."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from samples.bundled_voice.corpus import LONGEST_TEXT
 from samples.bundled_voice.settings import SAMPLE_RATE, SPECIAL_TOKENS, Settings
 from samples.bundled_voice.stored import load, save
 
-_ENCODER = ("encoder.", "quantizer.downsample.", "quantizer.pre_module.")
+_NOTICES = ("NOTICE", "LICENSE.wordnet")
 
 
 def export(settings: Settings, codec: Path, dual_ar: Path, out: Path) -> None:
@@ -53,6 +54,9 @@ def export(settings: Settings, codec: Path, dual_ar: Path, out: Path) -> None:
     }  # fmt: skip
     for name, document in documents.items():
         (out / name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    for name in _NOTICES:
+        shutil.copyfile(Path(__file__).with_name(name), out / name)
 
 
 def voices() -> dict[str, Any]:

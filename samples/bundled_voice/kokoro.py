@@ -80,9 +80,7 @@ class Kokoro:
             "predictor.duration_proj.linear_layer", self.lstms["predictor.lstm"](durations)[0]
         )
         frames = (logits.sigmoid().sum(-1) / speed).round().clamp(min=1).long()[0]
-        where = torch.repeat_interleave(
-            torch.arange(ids.shape[1], device=self.device), frames
-        )
+        where = torch.repeat_interleave(torch.arange(ids.shape[1], device=self.device), frames)
         shared = self.lstms["predictor.shared"](durations[:, where])[0].transpose(1, 2)
         pitch = self._curve("predictor.F0", shared, prosody)
         energy = self._curve("predictor.N", shared, prosody)
@@ -124,7 +122,9 @@ class Kokoro:
             out = F.conv_transpose1d(out, pool, bias, 2, 1, 1, groups=pool.shape[0])
             x = F.interpolate(x, scale_factor=2.0, mode="nearest")
         out = self._conv(name + ".conv1", out)
-        out = self._conv(name + ".conv2", F.leaky_relu(self._adaptive(name + ".norm2", out, style), 0.2))
+        out = self._conv(
+            name + ".conv2", F.leaky_relu(self._adaptive(name + ".norm2", out, style), 0.2)
+        )
         if name + ".conv1x1.weight" in self.weights:
             x = self._conv(name + ".conv1x1", x)
         return (out + x) * math.sqrt(0.5)
@@ -138,15 +138,20 @@ class Kokoro:
             + self.weights[table + "position_embeddings.weight"][: ids.shape[1]]
             + self.weights[table + "token_type_embeddings.weight"][0]
         )
-        x = self._linear("bert.encoder.embedding_hidden_mapping_in", self._norm(table + "LayerNorm", x))
+        x = self._linear(
+            "bert.encoder.embedding_hidden_mapping_in", self._norm(table + "LayerNorm", x)
+        )
         for _ in range(_LAYERS):
             query, key, value = (
-                self._linear(f"{_ALBERT}attention.{part}", x).unflatten(-1, (_HEADS, -1)).transpose(1, 2)
+                self._linear(f"{_ALBERT}attention.{part}", x)
+                .unflatten(-1, (_HEADS, -1))
+                .transpose(1, 2)
                 for part in ("query", "key", "value")
             )
             mixed = F.scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
             x = self._norm(
-                _ALBERT + "attention.LayerNorm", x + self._linear(_ALBERT + "attention.dense", mixed)
+                _ALBERT + "attention.LayerNorm",
+                x + self._linear(_ALBERT + "attention.dense", mixed),
             )
             inner = F.gelu(self._linear(_ALBERT + "ffn", x), approximate="tanh")
             x = self._norm(
@@ -189,7 +194,9 @@ class Kokoro:
         x = self._style_block("decoder.encode", torch.cat([content, *curves], 1), style)
         residual = self._conv("decoder.asr_res.0", content)
         for i in range(4):
-            x = self._style_block(f"decoder.decode.{i}", torch.cat([x, residual, *curves], 1), style)
+            x = self._style_block(
+                f"decoder.decode.{i}", torch.cat([x, residual, *curves], 1), style
+            )
         return self._generator(x, style, pitch)
 
     def _generator(self, x: Tensor, style: Tensor, pitch: Tensor) -> Tensor:
@@ -200,7 +207,9 @@ class Kokoro:
             name = "decoder.generator."
             noise = f"{name}noise_convs.{level}"
             if level == 0:
-                added = self._conv(noise, harmonics, stride=_UPSAMPLING[1], padding=(_UPSAMPLING[1] + 1) // 2)
+                added = self._conv(
+                    noise, harmonics, stride=_UPSAMPLING[1], padding=(_UPSAMPLING[1] + 1) // 2
+                )
             else:
                 added = self._conv(noise, harmonics)
             added = self._residual(f"{name}noise_res.{level}", added, style)
@@ -215,10 +224,16 @@ class Kokoro:
             if level == 1:
                 x = F.pad(x, (1, 0), mode="reflect")
             x = x + added
-            x = sum(
-                (self._residual(f"{name}resblocks.{3 * level + i}", x, style) for i in range(3)),
-                torch.zeros((), device=x.device),
-            ) / 3
+            x = (
+                sum(
+                    (
+                        self._residual(f"{name}resblocks.{3 * level + i}", x, style)
+                        for i in range(3)
+                    ),
+                    torch.zeros((), device=x.device),
+                )
+                / 3
+            )
         x = self._conv("decoder.generator.conv_post", F.leaky_relu(x))
         half = _FFT // 2 + 1
         magnitude, phase = x[:, :half].exp(), x[:, half:].sin()
@@ -228,7 +243,9 @@ class Kokoro:
         for i, dilation in enumerate((1, 3, 5)):
             out = self._snake(f"{name}.alpha1.{i}", self._adaptive(f"{name}.adain1.{i}", x, style))
             out = self._conv(f"{name}.convs1.{i}", out, dilation=dilation)
-            out = self._snake(f"{name}.alpha2.{i}", self._adaptive(f"{name}.adain2.{i}", out, style))
+            out = self._snake(
+                f"{name}.alpha2.{i}", self._adaptive(f"{name}.adain2.{i}", out, style)
+            )
             x = x + self._conv(f"{name}.convs2.{i}", out)
         return x
 

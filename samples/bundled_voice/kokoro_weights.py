@@ -74,9 +74,7 @@ def dequantised(
     """(value - zero point) x scale; the scale is one number or one per output channel."""
     scale = stored[name.removesuffix("_quantized") + "_scale"].astype(np.float32)
     zero = stored[zero_point].astype(np.float32) if zero_point else np.float32(0)
-    result: np.ndarray[Any, np.dtype[np.float32]] = (
-        stored[name].astype(np.float32) - zero
-    ) * scale
+    result: np.ndarray[Any, np.dtype[np.float32]] = (stored[name].astype(np.float32) - zero) * scale
     return result
 
 

@@ -76,7 +76,8 @@ class Book(nn.Module):
     def fit(self, x: Tensor) -> Tensor:
         """Set the rows by spherical k-means on [n, width]; what is left for the next book."""
         weight, bias = self.in_proj.weight.squeeze(-1), self.in_proj.bias
-        assert bias is not None and self.out_proj.bias is not None
+        assert bias is not None
+        assert self.out_proj.bias is not None
         centre = F.linear(x, weight, bias).mean(0)
         bias.sub_(centre)  # centred, and the function stays the same
         self.out_proj.bias.add_(self.out_proj.weight.squeeze(-1) @ centre)

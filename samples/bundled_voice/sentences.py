@@ -104,20 +104,23 @@ class Grammar:
     def question(self) -> str:
         verb = self.pick("verbs")
         who = self.one_of("I", "you", "we", "they")
-        return self.one_of(
-            f"{self.one_of('Do', 'Did', 'Can', 'Could', 'Will', 'Would')} {who} {verb} {self.thing()}",
-            f"{self.one_of('Where', 'Why', 'When', 'How')} {self.one_of('did', 'can', 'should')} {who}"
-            f" {verb} {self.thing()}",
-            f"What is {self.thing()}",
-            f"Who {self.pick('past_verbs')} {self.thing()}",
-            f"Is {self.thing()} {self.pick('adjectives')}",
-            f"Have you seen {self.thing()}",
-            f"Where is {self.thing()}",
-            f"What {self.one_of('time', 'day', 'color')} {self.one_of('is it', 'did you see')}",
-            f"How {self.one_of('many', 'much', 'old', 'far', 'long', 'big')} is {self.thing()}",
-            f"Are you {self.pick('doing')} {self.pick('adverbs')}",
-            f"Why is {self.thing()} so {self.pick('adjectives')}",
-        ) + "?"
+        return (
+            self.one_of(
+                f"{self.one_of('Do', 'Did', 'Can', 'Could', 'Will')} {who} {verb} {self.thing()}",
+                f"{self.one_of('Where', 'Why', 'When')} {self.one_of('did', 'can', 'should')} {who}"
+                f" {verb} {self.thing()}",
+                f"What is {self.thing()}",
+                f"Who {self.pick('past_verbs')} {self.thing()}",
+                f"Is {self.thing()} {self.pick('adjectives')}",
+                f"Have you seen {self.thing()}",
+                f"Where is {self.thing()}",
+                f"What {self.one_of('time', 'day', 'color')} {self.one_of('is it', 'did you see')}",
+                f"How {self.one_of('many', 'much', 'old', 'far', 'long', 'big')} is {self.thing()}",
+                f"Are you {self.pick('doing')} {self.pick('adverbs')}",
+                f"Why is {self.thing()} so {self.pick('adjectives')}",
+            )
+            + "?"
+        )
 
     def everyday(self) -> str:
         kind = self.rng.random()

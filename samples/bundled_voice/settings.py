@@ -24,26 +24,28 @@ FIRST_SEMANTIC = FIRST_SPECIAL + len(SPECIAL_TOKENS)
 
 def model_config(**changes: Any) -> dict[str, Any]:
     """config.json of the checkpoint; `changes` override sizes."""
-    config: dict[str, Any] = dict(
-        architectures=["ArkttsForConditionalGeneration"],
-        model_type="arktts",
-        dim=256, n_layer=8, n_head=4, n_local_heads=2, head_dim=64, intermediate_size=768,
-        max_seq_len=1024, rope_base=10000.0, norm_eps=1e-6, attention_qkv_bias=True,
-        attention_qk_norm=False, attention_o_bias=False, tie_word_embeddings=True,
-        codebook_size=1024, num_codebooks=10, n_fast_layer=3, fast_dim=256, fast_n_head=4,
-        fast_n_local_heads=2, fast_head_dim=64, fast_intermediate_size=768,
-        fast_attention_qkv_bias=False, fast_attention_qk_norm=False, fast_attention_o_bias=False,
-        norm_fastlayer_input=True, codec_filename="codec.safetensors",
-        codec_sample_rate=SAMPLE_RATE, codec_frame_size=FRAME, codec_encoder_dim=16,
-        codec_encoder_transformer_layers=[0, 0, 0, 0], codec_encoder_window_size=512,
-        codec_latent_dim=256, codec_decoder_dim=224, codec_codebook_dim=8,
-        codec_semantic_codebook_size=1024, codec_residual_codebook_size=1024,
-        codec_window_size=48, codec_pre_n_layer=2, codec_pre_n_head=4,
-        codec_pre_n_local_heads=4, codec_pre_intermediate_size=512, codec_post_n_layer=2,
-        codec_post_n_head=4, codec_post_n_local_heads=2, codec_post_intermediate_size=512,
-        ras_window_size=10, ras_temperature=1.0, ras_top_p=0.9, sample_rate=SAMPLE_RATE,
-        semantic_token_template="<|semantic:{}|>", dtype="bfloat16",
-    )  # fmt: skip
+    config: dict[str, Any] = {
+        "architectures": ["ArkttsForConditionalGeneration"],
+        "model_type": "arktts",
+        "dim": 256, "n_layer": 8, "n_head": 4, "n_local_heads": 2, "head_dim": 64,
+        "intermediate_size": 768, "max_seq_len": 1024, "rope_base": 10000.0, "norm_eps": 1e-6,
+        "attention_qkv_bias": True, "attention_qk_norm": False, "attention_o_bias": False,
+        "tie_word_embeddings": True, "codebook_size": 1024, "num_codebooks": 10, "n_fast_layer": 3, "fast_dim": 256,
+        "fast_n_head": 4,
+        "fast_n_local_heads": 2, "fast_head_dim": 64, "fast_intermediate_size": 768,
+        "fast_attention_qkv_bias": False, "fast_attention_qk_norm": False,
+        "fast_attention_o_bias": False,
+        "norm_fastlayer_input": True, "codec_filename": "codec.safetensors",
+        "codec_sample_rate": SAMPLE_RATE, "codec_frame_size": FRAME, "codec_encoder_dim": 16,
+        "codec_encoder_transformer_layers": [0, 0, 0, 0], "codec_encoder_window_size": 512,
+        "codec_latent_dim": 256, "codec_decoder_dim": 224, "codec_codebook_dim": 8,
+        "codec_semantic_codebook_size": 1024, "codec_residual_codebook_size": 1024,
+        "codec_window_size": 48, "codec_pre_n_layer": 2, "codec_pre_n_head": 4,
+        "codec_pre_n_local_heads": 4, "codec_pre_intermediate_size": 512, "codec_post_n_layer": 2,
+        "codec_post_n_head": 4, "codec_post_n_local_heads": 2, "codec_post_intermediate_size": 512,
+        "ras_window_size": 10, "ras_temperature": 1.0, "ras_top_p": 0.9, "sample_rate": SAMPLE_RATE,
+        "semantic_token_template": "<|semantic:{}|>", "dtype": "bfloat16",
+    }  # fmt: skip
     config.update(changes)
     codes = config["codebook_size"]
     unpadded = FIRST_SEMANTIC + codes
@@ -62,7 +64,7 @@ class Settings:
     """All that a stage needs to know besides its folder, its device and its seconds."""
 
     config: dict[str, Any] = field(default_factory=model_config)
-    hours: float = 70.0  # of audio kept on the device
+    hours: float = 48.0  # of audio kept on the device
     segment: int = 48  # codec frames of a training segment
     codec_batch: int = 16
     codec_rate: float = 8e-4

@@ -51,7 +51,7 @@ class SpectralLoss(nn.Module):
             ours, theirs = (self.magnitude(x, window, window // 4) for x in (made, wanted))
             bank = getattr(self, f"mel{window}")
             # A floor in proportion to the window: what lies below is not heard.
-            floor = 1.2e-3 * window**0.5
+            floor = 6e-4 * window**0.5
             mel = ((bank @ ours + floor).log() - (bank @ theirs + floor).log()).abs().mean()
             top = int(HIGHEST / SAMPLE_RATE * window) + 1
             inside, target = ours[:, :top], theirs[:, :top]
@@ -61,7 +61,7 @@ class SpectralLoss(nn.Module):
         fine = torch.zeros((), device=made.device)
         for window in self.fine:
             top = int(_VOICE / SAMPLE_RATE * window) + 1
-            floor = 2e-3 * window**0.5
+            floor = 1e-3 * window**0.5
             ours, theirs = (self.magnitude(x, window, 1024)[:, :top] for x in (made, wanted))
             fine = fine + ((ours + floor).log() - (theirs + floor).log()).abs().mean()
         fine = fine / max(1, len(self.fine))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 
-from num2words import num2words
-
 _ABBREVIATIONS = {
     "Mr.": "Mister", "Mrs.": "Missus", "Ms.": "Miz", "Dr.": "Doctor", "Prof.": "Professor",
     "St.": "Street", "Ave.": "Avenue", "Rd.": "Road", "vs.": "versus", "etc.": "et cetera",
@@ -42,9 +40,7 @@ def spoken(text: str) -> str:
     text = re.sub(r"([$£€])(\d+)(?:\.(\d\d))?( (?:million|billion|thousand))?", _price, text)
     text = re.sub(r"\b(\d{1,2}):(\d\d)\b", _time, text)
     text = re.sub(r"(\d)\s?%", r"\1 percent", text)
-    text = re.sub(
-        r"(\d)\s?(" + "|".join(_UNITS) + r")\b", lambda m: f"{m[1]} {_UNITS[m[2]]}", text
-    )
+    text = re.sub(r"(\d)\s?(" + "|".join(_UNITS) + r")\b", lambda m: f"{m[1]} {_UNITS[m[2]]}", text)
     text = re.sub(r"\b(\d+)(st|nd|rd|th)\b", lambda m: words(int(m[1]), "ordinal"), text)
     text = _DAY_AFTER_MONTH.sub(lambda m: f"{m[1]} {words(int(m[2]), 'ordinal')}", text)
     text = _YEAR_PLACES.sub(lambda m: f"{m[1]} {words(int(m[2]), 'year')}", text)
@@ -58,6 +54,8 @@ def spoken(text: str) -> str:
 
 def words(number: int, to: str = "cardinal") -> str:
     """An integer in words: cardinal, ordinal or year."""
+    from num2words import num2words
+
     said = str(num2words(number, to=to)).replace(",", "").replace("-", " ")
     return said.replace(" and ", " ")
 

@@ -13,7 +13,10 @@ def save(tensors: dict[str, Tensor], path: Path, kind: torch.dtype | None = None
     """Write contiguous copies, converted to `kind` if given."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".partial")
-    ready = {name: value.detach().cpu().to(kind or value.dtype).contiguous() for name, value in tensors.items()}
+    ready = {
+        name: value.detach().cpu().to(kind or value.dtype).contiguous()
+        for name, value in tensors.items()
+    }
     save_file(ready, str(temporary), metadata={"format": "pt"})
     temporary.replace(path)
 

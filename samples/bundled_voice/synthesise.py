@@ -27,6 +27,7 @@ from samples.bundled_voice.toy_engine import ToyEngine
 
 LINE = 260  # phonemes
 LINES_PER_SHARD = 24
+_SHARD_SECONDS = 15.0  # a shard is also written when the last is so old
 LINES_PER_PASSING = 2  # a passing speaker says so many lines, then goes
 _LEAD, _TAIL = 0.06, 0.10  # seconds of quiet kept around a sentence
 _PEAK = 0.75  # a line louder than this is turned down
@@ -64,7 +65,7 @@ def synthesise(
     out.mkdir(parents=True, exist_ok=True)
     number = len(list(out.glob(f"{worker}_*.meta.npy")))
     rng = np.random.default_rng([worker, number])
-    started, spoken, told = time.monotonic(), 0.0, 0.0
+    started, spoken, told, written = time.monotonic(), 0.0, 0.0, 0.0
     pending: list[Sentence] = []
     jobs = casts(tables, rng, passing_share)
     order = endless(rng, len(lines))
@@ -76,10 +77,10 @@ def synthesise(
             spoken += len(sentence.samples) / kokoro.RATE
             pending.append(sentence)
         made += 1
-        if made % LINES_PER_SHARD == 0 and pending:
-            write(out, f"{worker}_{number:05d}", pending)
-            number, pending = number + 1, []
         now = time.monotonic() - started
+        if pending and (made % LINES_PER_SHARD == 0 or now - written > _SHARD_SECONDS):
+            write(out, f"{worker}_{number:05d}", pending)
+            number, pending, written = number + 1, [], now
         if now - told > 10:
             log(f"synthesis {worker}: {spoken / 3600:.2f} h, {spoken / now:.0f} x real time")
             told = now
@@ -176,9 +177,7 @@ def levelled(samples: Tensor) -> Tensor:
     return samples * gain
 
 
-def trimmed(
-    sound: npt.NDArray[np.int16], begin: int, finish: int
-) -> tuple[int, int] | None:
+def trimmed(sound: npt.NDArray[np.int16], begin: int, finish: int) -> tuple[int, int] | None:
     """First and last sample of the speech in a stretch, on the grid of the tracks."""
     hop = TRACK // 2
     usable = len(sound) // TRACK * TRACK

@@ -35,6 +35,4 @@ class ToyEngine:
 
 def toy_tables(names: list[str]) -> Table:
     """A style table for each name: constant, and another for each."""
-    return {
-        name: torch.full((4, 256), (i + 1) / len(names) - 0.5) for i, name in enumerate(names)
-    }
+    return {name: torch.full((4, 256), (i + 1) / len(names) - 0.5) for i, name in enumerate(names)}

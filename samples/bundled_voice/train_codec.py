@@ -35,7 +35,18 @@ from samples.bundled_voice.stored import load, save
 
 _SPECTRAL, _COMMIT, _PHONE, _PITCH, _FOOL, _FEATURE = 3.0, 0.25, 0.3, 0.25, 0.35, 1.5
 _AVERAGE, _CLIP, _DROP = 0.003, 5.0, 0.3
-_NAMES = ("spectral", "mel", "fine", "commit", "phone", "pitch", "critic", "fool", "feature", "norm")
+_NAMES = (
+    "spectral",
+    "mel",
+    "fine",
+    "commit",
+    "phone",
+    "pitch",
+    "critic",
+    "fool",
+    "feature",
+    "norm",
+)
 
 
 @dataclass
@@ -258,7 +269,9 @@ class CodecTraining:
 
     def state(self) -> dict[str, Tensor]:
         """Averaged weights with the codebooks as they are."""
-        state = {name: value.detach().cpu().clone() for name, value in self.codec.state_dict().items()}
+        state = {
+            name: value.detach().cpu().clone() for name, value in self.codec.state_dict().items()
+        }
         state.update(self.averages.state())
         return state
 
@@ -281,7 +294,7 @@ def train_codec(
     resume: bool = False,
     decoder_only: bool = False,
     start: Path | None = None,
-    wait: float = 60.0,
+    wait: float = 120.0,
 ) -> int:
     """Train from `start`, from `out` if it is there and `resume`, or from nothing."""
     torch.backends.cudnn.benchmark = True

@@ -27,7 +27,9 @@ _LEVEL = 0.08  # share of the time before the rate falls
 class Buffers:
     """Fixed tensors of one row length, and the step that reads them."""
 
-    def __init__(self, rows_: int, length: int, books: int, most: int, device: torch.device) -> None:
+    def __init__(
+        self, rows_: int, length: int, books: int, most: int, device: torch.device
+    ) -> None:
         def empty(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.long, device=device)
 
