@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import mlx.core as mx
@@ -20,7 +21,7 @@ from warble_mlx.weights import DECODER_FILE, ENCODER_FILE, load_dual_ar, load_st
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from samples.bundled_voice import phonemes, prompts, settings, spoken
+from samples.bundled_voice import phonemes, progress, prompts, settings, spoken
 from samples.bundled_voice.sentences import Grammar
 
 SPOKEN = {
@@ -48,6 +49,40 @@ def test_phonemes_are_in_the_alphabet() -> None:
     said = phonemes.translated("ðə bˈɜːt^ʃ ɪz nˌa^ʊ ɹˈʌnɪŋ, ɐnd lˈɪɾɚɹəsi!")
     assert said == "ðə bˈɜɹʧ ɪz nˌW ɹˈʌnɪŋ, ənd lˈɪTəɹəsi!"
     assert len(phonemes.numbers(said)) == len(said)
+
+
+def test_stress_marks_take_the_phoneme_behind_them() -> None:
+    found = phonemes.sounding(phonemes.numbers("ɡˈʊd mˌˈɔ."))
+    assert found == phonemes.numbers("ɡʊʊd mɔɔɔ.")
+    assert phonemes.sounding(phonemes.numbers("aˈ")) == phonemes.numbers("aˈ")
+
+
+def test_a_budget_leaves_out_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    budget = progress.Budget(50.0, started=now)
+    now = 140.0
+    assert budget.share(0) == pytest.approx(0.8)
+    budget.excuse(110.0)
+    assert budget.used() == pytest.approx(10.0)
+
+
+def test_held_out_lines_are_never_targets() -> None:
+    pytest.importorskip("torch", reason="the recipe trains with PyTorch: pip install '.[convert]'")
+    from samples.bundled_voice.batches import Rows, Spoken
+    from samples.bundled_voice.casting import FIRST_PASSING
+
+    count, length = 40, 25
+    line = np.arange(count) % 8
+    codes = np.repeat(line, length)[None].repeat(10, 0).astype(np.int16)
+    first = np.arange(count) * length
+    speaker = np.where(np.arange(count) % 3 == 0, FIRST_PASSING, 1)
+    text = [np.array(prompts.encoded("Hello."), np.int64)] * count
+    spoken_ = Spoken(codes, first, first + length, text, speaker, line)
+    for held_out in (False, True):
+        batches = iter(Rows(settings.SMOKE, spoken_, held_out=held_out))
+        seen = {int(code) for _ in range(6) for code in next(batches).frame_codes[:, 0]}
+        assert seen == ({3, 7} if held_out else {0, 1, 2, 4, 5, 6})
 
 
 def test_the_grammar_writes_what_the_training_can_read() -> None:

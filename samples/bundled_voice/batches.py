@@ -25,13 +25,15 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass
 class Spoken:
-    """Encoded sentences: codes [books, frames], first and last frame, text tokens, speaker."""
+    """Encoded sentences: codes [books, frames], first and last frame, text tokens, speaker, and
+    the line of the corpus."""
 
     codes: npt.NDArray[np.int16]
     first: Ints
     last: Ints
     text: list[npt.NDArray[np.int64]]
     speaker: Ints
+    line: Ints
 
     @classmethod
     def read(cls, path: Any, texts: list[str]) -> Spoken:
@@ -43,7 +45,7 @@ class Spoken:
             for index in np.unique(line)
         }
         first = np.concatenate([[0], ends[:-1]])
-        return cls(codes, first, ends, [tokens[int(index)] for index in line], speaker)
+        return cls(codes, first, ends, [tokens[int(index)] for index in line], speaker, line)
 
     def frames(self, index: int) -> npt.NDArray[np.int16]:
         """Codes of one sentence, [frames, books]."""
@@ -67,10 +69,22 @@ class Batch:
 
 
 class Rows(torch.utils.data.IterableDataset[Batch]):
-    """Endless batches of rows of nearly the same length; every worker draws its own."""
+    """Endless batches of rows of nearly the same length; every worker draws its own.
 
-    def __init__(self, settings: Settings, spoken: Spoken, seed: int = 1000) -> None:
+    held_out: of the characters' sentences that the training leaves out, instead of the others.
+    """
+
+    def __init__(
+        self, settings: Settings, spoken: Spoken, seed: int = 1000, *, held_out: bool = False
+    ) -> None:
         self.settings, self.spoken, self.seed = settings, spoken, seed
+        left_out = spoken.line % settings.ar_held_out == settings.ar_held_out - 1
+        if held_out:
+            left_out &= spoken.speaker < FIRST_PASSING
+            short = spoken.last - spoken.first <= _LONGEST_REFERENCE
+            self.own = np.flatnonzero(left_out & short)
+        else:
+            self.own = np.flatnonzero(~left_out)
         self.same = self._by_speaker()
 
     def _by_speaker(self) -> dict[int, Ints]:
@@ -89,7 +103,7 @@ class Rows(torch.utils.data.IterableDataset[Batch]):
         lengths = self.settings.ar_lengths
         waiting: dict[int, list[tuple[list[int], int, Ints | None]]] = {n: [] for n in lengths}
         while True:
-            for index in rng.permutation(len(self.spoken.text)):
+            for index in rng.permutation(self.own):
                 row = self.row(int(index), rng)
                 if row is None:
                     continue

@@ -29,6 +29,7 @@ import soundfile
 import soxr
 
 from warble_mlx import Warble, WarbleError, load
+from warble_mlx.errors import SickError
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "samples")]
@@ -102,6 +103,7 @@ def main() -> int:
     )
     parser.add_argument("model", nargs="?", help="bundle folder (default: bundled)")
     parser.add_argument("--sentences", default="all", metavar="N|all", help="as in measure_wer.py")
+    parser.add_argument("--voices", help="names, comma between (default: all, and none named)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--source", type=Path, help="shards of the synthesis")
     parser.add_argument("--clips", type=Path, help="folder of NAME.wav and NAME.txt")
@@ -115,7 +117,10 @@ def main() -> int:
     except WarbleError as error:
         parser.error(str(error))
     speakers = Speakers()
-    rows = spoken_rows(warble, chosen(options.sentences), options.seed, speakers)
+    voices: list[str | None] = [None, *(voice.name for voice in warble.voices)]
+    if options.voices:
+        voices = list(options.voices.split(","))
+    rows = spoken_rows(warble, voices, chosen(options.sentences), options.seed, speakers)
     document: dict[str, Any] = {"voices": table(rows), "utterances": [plain(row) for row in rows]}
     if options.source:
         document["pitch_after_codec"] = codec_pitch(warble, options.source)
@@ -130,32 +135,49 @@ def main() -> int:
 Row = dict[str, Any]
 
 
-def spoken_rows(warble: Warble, sentences: list[str], seed: int, speakers: Speakers) -> list[Row]:
-    """Every sentence in every voice, and in the default voice without naming one."""
+def spoken_rows(
+    warble: Warble,
+    voices: list[str | None],
+    sentences: list[str],
+    seed: int,
+    speakers: Speakers,
+) -> list[Row]:
+    """Every sentence in every voice; None: the default voice without naming it. What the runtime
+    drops as no speech counts as silence that did not end."""
     recogniser = Recogniser()
     rows = []
-    for voice in [None, *(voice.name for voice in warble.voices)]:
+    for voice in voices:
         kinds = {"held out": sentences, "short": SHORT, "written": WRITTEN}
         for kind, text in ((kind, text) for kind, texts in kinds.items() for text in texts):
-            speech = warble.say(text, voice=voice, seed=seed)
-            heard = recogniser.read(speech.samples, speech.sample_rate)
+            samples, rate_hz, stopped = said(warble, text, voice, seed)
+            heard = recogniser.read(samples, rate_hz) if len(samples) else ""
             found = word_errors(text, heard)
-            hertz = pitch(speech.samples, speech.sample_rate)
+            hertz = pitch(samples, rate_hz)
             hertz = hertz[hertz > 0]
             rows.append(
                 {
                     "voice": voice or "default",
                     "kind": kind,
                     "text": text, "heard": heard, "errors": found.errors, "words": found.words,
-                    "seconds": speech.seconds, "stopped": speech.finish_reason == "stop",
+                    "seconds": len(samples) / rate_hz, "stopped": stopped,
                     "semitones": float(12 * np.log2(hertz).std()) if len(hertz) > 20 else None,
                     "hertz": float(np.median(hertz)) if len(hertz) > 20 else None,
-                    "vector": speakers.of(speech.samples, speech.sample_rate),
+                    "vector": speakers.of(samples, rate_hz),
                 }
             )  # fmt: skip
             print(f"\r{voice or 'default'}: {len(rows)}", end="", file=sys.stderr)
     print(file=sys.stderr)
     return rows
+
+
+def said(warble: Warble, text: str, voice: str | None, seed: int) -> tuple[Samples, int, bool]:
+    """Samples, their rate, and whether the utterance ended by itself; none if it was dropped."""
+    try:
+        speech = warble.say(text, voice=voice, seed=seed)
+    except SickError as error:
+        print(f"\n{voice}: {text!r}: {error.reason}", file=sys.stderr)
+        return np.zeros(0, np.float32), warble.config.codec_sample_rate, False
+    return speech.samples, speech.sample_rate, speech.finish_reason == "stop"
 
 
 def plain(row: Row) -> Row:

@@ -20,6 +20,7 @@ VOCABULARY: dict[str, int] = {
     "θ": 119, "ɹ": 123, "ɾ": 125, "ʃ": 131, "ʧ": 133, "ʊ": 135, "ʌ": 138, "ʒ": 147, "ˈ": 156,
     "ˌ": 157, "ᵻ": 177, "T": 36,
 }  # fmt: skip
+_STRESS = (VOCABULARY["ˈ"], VOCABULARY["ˌ"])
 
 _JOINED = [  # eSpeak's tied pairs, then single letters; the order matters
     ("a^ɪ", "I"), ("a^ʊ", "W"), ("d^ʒ", "ʤ"), ("e^ɪ", "A"), ("t^ʃ", "ʧ"), ("ɔ^ɪ", "Y"),
@@ -41,6 +42,15 @@ def translated(ipa: str) -> str:
 
 def numbers(phonemes: str) -> list[int]:
     return [VOCABULARY[letter] for letter in phonemes if letter in VOCABULARY]
+
+
+def sounding(tokens: list[int]) -> list[int]:
+    """Stress marks replaced by the phoneme they stress: they take time, but have no sound."""
+    found = list(tokens)
+    for at in range(len(found) - 2, -1, -1):
+        if found[at] in _STRESS:
+            found[at] = found[at + 1]
+    return found
 
 
 def phonemised(texts: list[str]) -> list[str]:

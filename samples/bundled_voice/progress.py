@@ -14,7 +14,8 @@ def log(text: str) -> None:
 class Budget:
     """Seconds that a training may take, or steps where it is to be the same on any machine.
 
-    spent: seconds of earlier runs that this one goes on from.
+    spent: seconds of earlier runs that this one goes on from. Compiling and capturing stand
+    outside of it (`excuse`): on one machine they took the whole of the codec's first phase.
     """
 
     seconds: float
@@ -24,6 +25,10 @@ class Budget:
 
     def used(self) -> float:
         return self.spent + time.monotonic() - self.started
+
+    def excuse(self, since: float) -> None:
+        """Do not count what passed since that moment of the monotonic clock."""
+        self.started += time.monotonic() - since
 
     def share(self, done: int) -> float:
         """What part is over after `done` steps; 1 or more means stop."""

@@ -75,6 +75,7 @@ class Settings:
     ar_tokens: int = 49_152
     ar_rate: float = 1.8e-3
     ar_lengths: tuple[int, ...] = (112, 136, 168, 208, 272, 352, 480, 640)
+    ar_held_out: int = 50  # every so-manieth line of the corpus is not trained on
     encode_frames: int = 24_576
     loader_workers: int = 8
     log_every: float = 6.0  # seconds
@@ -86,12 +87,12 @@ FULL = Settings()
 SMOKE = replace(
     FULL,
     config=model_config(
-        dim=64, n_layer=2, n_head=1, n_local_heads=1, intermediate_size=128, n_fast_layer=1,
-        fast_dim=64, fast_n_head=1, fast_n_local_heads=1, fast_intermediate_size=128,
+        dim=64, n_layer=2, n_head=2, n_local_heads=1, intermediate_size=128, n_fast_layer=1,
+        fast_dim=64, fast_n_head=2, fast_n_local_heads=1, fast_intermediate_size=128,
         codebook_size=64, codec_encoder_dim=4, codec_latent_dim=64, codec_decoder_dim=32,
         codec_semantic_codebook_size=64, codec_residual_codebook_size=64, codec_pre_n_layer=1,
         codec_pre_n_head=1, codec_pre_n_local_heads=1, codec_pre_intermediate_size=64,
-        codec_post_n_layer=1, codec_post_n_head=1, codec_post_n_local_heads=1,
+        codec_post_n_layer=1, codec_post_n_head=2, codec_post_n_local_heads=1,
         codec_post_intermediate_size=64,
     ),
     hours=0.2,
@@ -101,6 +102,7 @@ SMOKE = replace(
     mel_bands=((512, 24), (1024, 40)),
     fine_windows=(2048,),
     ar_tokens=1024,
+    ar_held_out=4,
     encode_frames=256,
     loader_workers=0,
     log_every=1.0,

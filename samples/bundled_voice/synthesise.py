@@ -21,7 +21,7 @@ from torch import Tensor
 
 from samples.bundled_voice import casting, kokoro
 from samples.bundled_voice.audio import TRACK, pitch_bins, warped
-from samples.bundled_voice.phonemes import numbers
+from samples.bundled_voice.phonemes import numbers, sounding
 from samples.bundled_voice.progress import log
 from samples.bundled_voice.toy_engine import ToyEngine
 
@@ -138,7 +138,7 @@ def speak(
         spans.append((start, start + len(own)))
     result = engine.speak(tokens, casting.style_row(part, len(tokens)), part.speed)
     phone = torch.repeat_interleave(
-        torch.tensor([0, *tokens, 0], device=result.frames.device), 2 * result.frames
+        torch.tensor([0, *sounding(tokens), 0], device=result.frames.device), 2 * result.frames
     )
     samples, tracks = warped(
         result.samples, torch.stack([phone.float(), result.pitch[: len(phone)]]), part.warp

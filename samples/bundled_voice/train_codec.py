@@ -35,6 +35,7 @@ from samples.bundled_voice.stored import load, save
 
 _SPECTRAL, _COMMIT, _PHONE, _PITCH, _FOOL, _FEATURE = 3.0, 0.25, 0.3, 0.25, 0.35, 1.5
 _AVERAGE, _CLIP, _DROP = 0.003, 5.0, 0.3
+_SETTLE = 90  # batches; the rows keep 0.95 of themselves at each
 _NAMES = (
     "spectral",
     "mel",
@@ -175,6 +176,15 @@ class CodecTraining:
         log("codebooks set; spread left after each: " + " ".join(f"{x:.3f}" for x in spreads))
         self.averages.restart()
 
+    def settle_books(self) -> None:
+        """Let the codebooks follow the averaged encoder, which is the one that is kept: rows that
+        follow the encoder in training lie off its projections, and the decoder is given these."""
+        self.codec.load_state_dict(self.averages.state(), strict=False)
+        with torch.no_grad(), torch.autocast(**self.amp):  # type: ignore[arg-type]
+            for _ in range(_SETTLE):
+                self.next_batch()
+                self.codec.quantised(self.codec.latent(self.batch.sound), train=True)
+
     def next_batch(self) -> None:
         sound, phone, pitch = self.pool.drawn(
             len(self.batch.sound), self.settings.segment, self.rng
@@ -216,7 +226,7 @@ class CodecTraining:
                     self.fit_books()
                 if now_phase == 2:
                     first_adversarial = steps
-                phase, run = now_phase, None
+                phase, run, began = now_phase, None, time.monotonic()
                 self.collected()
                 adversarial = phase == 2
                 run = Step(
@@ -224,6 +234,7 @@ class CodecTraining:
                     [self.optimiser, self.critic_optimiser],
                     f"codec phase {phase}",
                 )
+                budget.excuse(began)
                 self.sums.zero_()
                 told, told_steps = time.monotonic(), steps
             if phase == 2:
@@ -241,6 +252,8 @@ class CodecTraining:
             if now - saved > settings.save_every:
                 save(self.state(), out)
                 saved = now
+        if not self.decoder_only:
+            self.settle_books()
         save(self.state(), out)
         log(f"codec done: {steps} steps in {budget.used():.0f} s")
         return steps

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -77,6 +78,10 @@ class DualARTraining:
         self.sums = torch.zeros(settings.config["num_codebooks"], device=device)
         self.steps: dict[int, tuple[Buffers, Step]] = {}
         self.spent = 0.0  # seconds of earlier runs
+        # Small beside a training batch; a loss that falls in training alone is memory.
+        few = replace(settings, ar_tokens=max(1, settings.ar_tokens // 8))
+        unseen = Rows(few, spoken, held_out=True)
+        self.unseen = next(iter(unseen)) if len(unseen.own) else None
 
     def step(self, held: Buffers) -> None:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda):
@@ -96,6 +101,21 @@ class DualARTraining:
         self.optimiser.step()
         self.averages.update()
         self.sums.add_(torch.cat([semantic.detach()[None], books.detach()]))
+
+    @torch.no_grad()
+    def unseen_loss(self) -> float:
+        """Semantic loss on sentences that are not trained on; NaN if there are none."""
+        if self.unseen is None:
+            return math.nan
+        ids, codes, targets = (
+            part.to(self.device)
+            for part in (self.unseen.ids, self.unseen.codes, self.unseen.targets)
+        )
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.cuda):
+            logits = self.model.semantic_logits(
+                self.model.slow(ids, codes, self.kind).flatten(0, 1)
+            )
+        return float(F.cross_entropy(logits.float(), targets.flatten(), ignore_index=-100))
 
     def ready(self, batch: Batch) -> Step:
         """The step for rows of this length, with the batch in its buffers."""
@@ -129,7 +149,11 @@ class DualARTraining:
         budget.spent = self.spent
         while (share := budget.share(steps)) < 1:
             set_rate(self.optimiser, self.settings.ar_rate * schedule(steps, share))
-            self.ready(next(batches))()
+            batch, known, began = next(batches), len(self.steps), time.monotonic()
+            step = self.ready(batch)
+            if len(self.steps) > known:
+                budget.excuse(began)
+            step()
             steps += 1
             now = time.monotonic()
             if now - told > self.settings.log_every:
@@ -148,7 +172,7 @@ class DualARTraining:
         told = " ".join(f"{value:.2f}" for value in values[1:])
         log(
             f"DualAR {steps} ({share:.0%}) {1000 * seconds / max(1, count):.0f} ms:"
-            f" semantic {values[0]:.3f}, residual {told}"
+            f" semantic {values[0]:.3f}, unseen {self.unseen_loss():.3f}, residual {told}"
         )
         if not all(map(math.isfinite, values)):
             raise RuntimeError("a loss of the DualAR is not finite")
