@@ -83,7 +83,7 @@ def parsed() -> argparse.Namespace:
         "--seconds", type=float, help="for this stage, instead of the budgets below"
     )
     for stage, seconds in (
-        ("synthesise", 200), ("codec", 380), ("dual-ar", 420), ("decoder", 200),
+        ("synthesise", 330), ("codec", 330), ("dual-ar", 400), ("decoder", 330),
     ):  # fmt: skip
         parser.add_argument(f"--{stage}-seconds", type=float, default=seconds)
     return parser.parse_args()
@@ -132,7 +132,7 @@ def lines_of(options: argparse.Namespace) -> list[tuple[str, str]]:
 
 
 def speak_in_processes(options: argparse.Namespace, work: Work, seconds: float) -> None:
-    """One process per worker; they share the device and write shards of their own."""
+    """One process per worker; they share what devices there are and write shards of their own."""
     if options.workers == 1:
         speak(options, work, seconds, 0)
         return
@@ -165,7 +165,10 @@ def speak(options: argparse.Namespace, work: Work, seconds: float, worker: int) 
         torch.set_float32_matmul_precision("high")
         torch.backends.cudnn.allow_tf32 = True
         tables = casting.read_tables(options.styles)
-        engine = kokoro.Kokoro(kokoro_weights.read_onnx(options.kokoro), options.device)
+        device = options.device
+        if device == "cuda":
+            device = f"cuda:{worker % torch.cuda.device_count()}"
+        engine = kokoro.Kokoro(kokoro_weights.read_onnx(options.kokoro), device)
     synthesise(
         lines, tables, engine, work.shards, seconds, worker=worker, hours=options.hours
     )  # fmt: skip

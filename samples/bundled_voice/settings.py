@@ -63,7 +63,7 @@ class Settings:
     """All that a stage needs to know besides its folder, its device and its seconds."""
 
     config: dict[str, Any] = field(default_factory=model_config)
-    hours: float = 48.0  # of audio kept on the device
+    hours: float = 90.0  # of audio kept on the device, 173 MB each
     segment: int = 48  # codec frames of a training segment
     codec_batch: int = 16
     codec_rate: float = 8e-4
