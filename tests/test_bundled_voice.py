@@ -67,6 +67,23 @@ def test_a_budget_leaves_out_what_it_is_told_to(monkeypatch: pytest.MonkeyPatch)
     assert budget.used() == pytest.approx(10.0)
 
 
+def test_loaded_codebooks_are_followed_from_where_they_are() -> None:
+    pytest.importorskip("torch", reason="the recipe trains with PyTorch: pip install '.[convert]'")
+    import torch
+
+    from samples.bundled_voice.quantiser import Book
+
+    torch.manual_seed(0)
+    book = Book(4, 8, 4)
+    rows = torch.nn.functional.normalize(torch.randn(8, 4), dim=-1)
+    book.codebook.weight.data.copy_(rows)
+    book.in_proj.weight.data.copy_(torch.eye(4)[..., None])
+    book.in_proj.bias.data.zero_()
+    book.adopt()
+    book(rows[None], True)  # each row sees itself
+    torch.testing.assert_close(book.codebook.weight.data, rows)
+
+
 def test_held_out_lines_are_never_targets() -> None:
     pytest.importorskip("torch", reason="the recipe trains with PyTorch: pip install '.[convert]'")
     from samples.bundled_voice.batches import Rows, Spoken

@@ -94,10 +94,15 @@ class Book(nn.Module):
         sums[empty] = self._drawn(flat, int(empty.sum()))
         counts[empty] = 1
         self.codebook.weight.copy_(sums / counts[:, None])
+        self.adopt()
+        return x - self.looked_up(self.nearest(flat))
+
+    @torch.no_grad()
+    def adopt(self) -> None:
+        """Take rows that were loaded as fitted: what follows goes on from them."""
         self.counts.fill_(1.0)
         self.sums.copy_(self.codebook.weight)
         self.fitted = True
-        return x - self.looked_up(self.nearest(flat))
 
     @staticmethod
     def _drawn(rows: Tensor, count: int) -> Tensor:

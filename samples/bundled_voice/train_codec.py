@@ -98,7 +98,7 @@ class CodecTraining:
     def resume(self, path: Path) -> None:
         self.codec.load_state_dict(load(path))
         for book in self.codec.books():
-            book.fitted = True
+            book.adopt()
 
     def trained(self) -> dict[str, nn.Parameter]:
         """Parameters that learn, by name; the others are frozen here."""
