@@ -1,0 +1,301 @@
+"""The figures of a bundled voice: is it understood, is it itself, does its pitch move, does it end.
+
+    pip install ".[dev,convert]" && pip install -r tests/ear/requirements.txt
+    pip install --no-deps resemblyzer==0.1.4 && pip install librosa webrtcvad-wheels
+    python -m samples.bundled_voice.evaluate
+    python -m samples.bundled_voice.evaluate ./bundle --sentences 20 --json figures.json
+    python -m samples.bundled_voice.evaluate --source SHARDS --clips CLIPS
+
+Prints one line per voice: word error rate by Whisper tiny.en (tests/ear), utterances that ended
+by themselves, length against a line through the voice's lengths, speaker similarity within the
+voice and to the nearest other, spread of the pitch within an utterance in semitones. With
+--source, shards of the synthesis, it adds the correlation of the pitch before and after the
+codec; with --clips, a folder of NAME.wav and NAME.txt, the similarity of cloned speech to its
+clip and to the other clips.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+import soxr
+
+from warble_mlx import Warble, WarbleError, load
+from warble_mlx.errors import SickError
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "samples")]
+
+from ear.recogniser import Recogniser, why_missing  # noqa: E402
+from ear.scoring import WordErrors, interval, rate, word_errors  # noqa: E402
+from measure_wer import chosen, ratios, spread  # noqa: E402
+
+RATE = 16_000
+SHORT = ["Yes.", "No.", "Good morning.", "Thank you.", "Stop!", "Turn left.", "Battery low.",
+         "What happened?", "Very good.", "Not yet."]  # fmt: skip
+WRITTEN = ["It is 7:45.", "The price is $12.50.", "Dr. Smith is here.", "That was in 1987.",
+           "I paid $3.", "She scored 42 points.", "40% of it is gone.", "Meet me at 9 PM.",
+           "It weighs 2.5 kg.", "Chapter 12."]  # fmt: skip
+Samples = npt.NDArray[np.float32]
+
+
+class Speakers:
+    """Similarity of voices by Resemblyzer's encoder; `None` results where it is not installed."""
+
+    def __init__(self) -> None:
+        self.encoder: Any = None
+        if importlib.util.find_spec("resemblyzer"):
+            from resemblyzer import VoiceEncoder
+
+            self.encoder = VoiceEncoder("cpu", verbose=False)
+
+    def of(self, samples: Samples, rate_hz: int) -> npt.NDArray[np.float32] | None:
+        """Unit vector of one clip; None if it is too short to tell."""
+        if self.encoder is None or len(samples) < 1.2 * rate_hz:
+            return None
+        low = soxr.resample(samples, rate_hz, RATE).astype(np.float32)
+        vector: npt.NDArray[np.float32] = self.encoder.embed_utterance(low)
+        return vector
+
+
+def pitch(samples: Samples, rate_hz: int) -> npt.NDArray[np.float64]:
+    """Hertz every 10 ms by autocorrelation, 0 where unvoiced: [frames]."""
+    low = soxr.resample(samples, rate_hz, RATE).astype(np.float64)
+    window, hop = 640, 160
+    if len(low) < 2 * window:
+        return np.zeros(0)
+    frames = np.lib.stride_tricks.sliding_window_view(low, window)[::hop]
+    frames = frames - frames.mean(1, keepdims=True)
+    spectrum = np.fft.rfft(frames * np.hanning(window), 2 * window)
+    power = np.fft.irfft(np.abs(spectrum) ** 2)[:, :window]
+    shape = np.fft.irfft(np.abs(np.fft.rfft(np.hanning(window), 2 * window)) ** 2)[:window]
+    normal = power / (power[:, :1] + 1e-9) / (shape / shape[0] + 1e-3)
+    first, last = RATE // 500, RATE // 60
+    best = normal[:, first:last].argmax(1) + first
+    strength = normal[np.arange(len(best)), best]
+    loud = np.sqrt((frames**2).mean(1)) > 0.01
+    hertz: npt.NDArray[np.float64] = np.where((strength > 0.55) & loud, RATE / best, 0.0)
+    return hertz
+
+
+def correlation(ours: npt.NDArray[np.float64], theirs: npt.NDArray[np.float64]) -> float | None:
+    """Of the log pitch where both are voiced, octave errors left out."""
+    count = min(len(ours), len(theirs))
+    ours, theirs = ours[:count], theirs[:count]
+    both = (ours > 0) & (theirs > 0)
+    both &= np.abs(np.log2(np.where(both, ours, 1) / np.where(both, theirs, 1))) < 0.8
+    if both.sum() < 20:
+        return None
+    return float(np.corrcoef(np.log(ours[both]), np.log(theirs[both]))[0, 1])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", nargs="?", help="bundle folder (default: bundled)")
+    parser.add_argument("--sentences", default="all", metavar="N|all", help="as in measure_wer.py")
+    parser.add_argument("--voices", help="names, comma between (default: all, and none named)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--source", type=Path, help="shards of the synthesis")
+    parser.add_argument("--clips", type=Path, help="folder of NAME.wav and NAME.txt")
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    options = parser.parse_args()
+    missing = why_missing()
+    if missing:
+        parser.error(missing)
+    try:
+        warble = load(options.model)
+    except WarbleError as error:
+        parser.error(str(error))
+    speakers = Speakers()
+    voices: list[str | None] = [None, *(voice.name for voice in warble.voices)]
+    if options.voices:
+        voices = list(options.voices.split(","))
+    rows = spoken_rows(warble, voices, chosen(options.sentences), options.seed, speakers)
+    document: dict[str, Any] = {"voices": table(rows), "utterances": [plain(row) for row in rows]}
+    if options.source:
+        document["pitch_after_codec"] = codec_pitch(warble, options.source)
+        print(f"pitch after the codec, correlation: {document['pitch_after_codec']:.2f}")
+    if options.clips:
+        document["cloning"] = cloning(warble, options.clips, speakers, options.seed)
+    if options.json:
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    return 0
+
+
+Row = dict[str, Any]
+
+
+def spoken_rows(
+    warble: Warble,
+    voices: list[str | None],
+    sentences: list[str],
+    seed: int,
+    speakers: Speakers,
+) -> list[Row]:
+    """Every sentence in every voice; None: the default voice without naming it. What the runtime
+    drops as no speech counts as silence that did not end."""
+    recogniser = Recogniser()
+    rows = []
+    for voice in voices:
+        kinds = {"held out": sentences, "short": SHORT, "written": WRITTEN}
+        for kind, text in ((kind, text) for kind, texts in kinds.items() for text in texts):
+            samples, rate_hz, stopped = said(warble, text, voice, seed)
+            heard = recogniser.read(samples, rate_hz) if len(samples) else ""
+            found = word_errors(text, heard)
+            hertz = pitch(samples, rate_hz)
+            hertz = hertz[hertz > 0]
+            rows.append(
+                {
+                    "voice": voice or "default",
+                    "kind": kind,
+                    "text": text, "heard": heard, "errors": found.errors, "words": found.words,
+                    "seconds": len(samples) / rate_hz, "stopped": stopped,
+                    "semitones": float(12 * np.log2(hertz).std()) if len(hertz) > 20 else None,
+                    "hertz": float(np.median(hertz)) if len(hertz) > 20 else None,
+                    "vector": speakers.of(samples, rate_hz),
+                }
+            )  # fmt: skip
+            print(f"\r{voice or 'default'}: {len(rows)}", end="", file=sys.stderr)
+    print(file=sys.stderr)
+    return rows
+
+
+def said(warble: Warble, text: str, voice: str | None, seed: int) -> tuple[Samples, int, bool]:
+    """Samples, their rate, and whether the utterance ended by itself; none if it was dropped."""
+    try:
+        speech = warble.say(text, voice=voice, seed=seed)
+    except SickError as error:
+        print(f"\n{voice}: {text!r}: {error.reason}", file=sys.stderr)
+        return np.zeros(0, np.float32), warble.config.codec_sample_rate, False
+    return speech.samples, speech.sample_rate, speech.finish_reason == "stop"
+
+
+def plain(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name != "vector"}
+
+
+def errors_of(rows: list[Row]) -> list[WordErrors]:
+    return [WordErrors(row["errors"], row["words"]) for row in rows]
+
+
+def table(rows: list[Row]) -> list[Row]:
+    """Print a Markdown table; returns its numbers."""
+    names = list(dict.fromkeys(row["voice"] for row in rows))
+    within, across = similarities(rows, names)
+    print(
+        "| voice | WER held out | 95 % | short | written | ended | length, 5 % … 95 % |"
+        " pitch Hz | semitones | same voice | nearest other |"
+    )
+    print("|" + " --- |" * 11)
+    found = []
+    for name in names:
+        own = [row for row in rows if row["voice"] == name]
+        kinds = {
+            kind: [r for r in own if r["kind"] == kind] for kind in ("held out", "short", "written")
+        }
+        low, high = interval(errors_of(kinds["held out"]))
+        rates = {kind: rate(errors_of(part)) for kind, part in kinds.items()}
+        semitones = [row["semitones"] for row in own if row["semitones"] is not None]
+        hertz = [row["hertz"] for row in own if row["hertz"] is not None]
+        line = {
+            "voice": name, **rates, "ended": sum(row["stopped"] for row in own), "of": len(own),
+            "hertz": float(np.median(hertz)) if hertz else 0.0,
+            "semitones": float(np.median(semitones)) if semitones else 0.0,
+            "within": within.get(name), "across": across.get(name),
+        }  # fmt: skip
+        found.append(line)
+        print(
+            f"| {name} | {rates['held out']:.1%} | {low:.1%} … {high:.1%} | {rates['short']:.1%} |"
+            f" {rates['written']:.1%} | {line['ended']} of {line['of']} |"
+            f" {spread(ratios(kinds['held out']))} | {line['hertz']:.0f} |"
+            f" {line['semitones']:.1f} | {shown(line['within'])} | {shown(line['across'])} |"
+        )
+    return found
+
+
+def shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
+
+
+def similarities(rows: list[Row], names: list[str]) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean similarity within each voice, and to the nearest other voice."""
+    vectors = {
+        name: np.array(
+            [r["vector"] for r in rows if r["voice"] == name and r["vector"] is not None]
+        )
+        for name in names
+        if name != "default"
+    }
+    vectors = {name: own for name, own in vectors.items() if len(own) > 1}
+    within, across = {}, {}
+    for name, own in vectors.items():
+        inner = own @ own.T
+        within[name] = float((inner.sum() - np.trace(inner)) / (len(own) * (len(own) - 1)))
+        others = [float((own @ other.T).mean()) for key, other in vectors.items() if key != name]
+        if others:
+            across[name] = max(others)
+    return within, across
+
+
+def through_codec(warble: Warble, samples: Samples) -> Samples:
+    """44.1 kHz samples [n] to codes and back, with the bundle's own codec."""
+    import mlx.core as mx
+
+    from warble_mlx.codec import CodecEncoder
+    from warble_mlx.weights import ENCODER_FILE, load_strictly
+
+    encoder = CodecEncoder(warble.config)
+    load_strictly(encoder, warble.folder / ENCODER_FILE, mx.float32, {})
+    codes, _ = encoder.encode(mx.array(samples)[None], warble._decoder.quantizer)
+    return np.array(warble._decoder.decode(codes)).reshape(-1)[: len(samples)]
+
+
+def codec_pitch(warble: Warble, shards: Path, count: int = 40) -> float:
+    """Median correlation of pitch before and after the codec over sentences of the shards."""
+    found = []
+    for meta in sorted(shards.glob("*[0-9].meta.npy")):
+        rows = np.load(meta)
+        sound = np.load(meta.with_name(meta.name.replace(".meta.", ".pcm.")))
+        for (_, _, length), end in zip(rows, np.cumsum(rows[:, 2]), strict=True):
+            if length > 36_000 and len(found) < count:
+                piece = sound[end - length : end].astype(np.float32) / 32768
+                piece = soxr.resample(piece, 24_000, 44_100).astype(np.float32)
+                own = correlation(pitch(through_codec(warble, piece), 44_100), pitch(piece, 44_100))
+                if own is not None:
+                    found.append(own)
+    return float(np.median(found)) if found else float("nan")
+
+
+def cloning(warble: Warble, folder: Path, speakers: Speakers, seed: int) -> list[Row]:
+    """Clone every clip, say another sentence: similarity to the clip, and to the other clips."""
+    clips: dict[str, tuple[Path, str, Any]] = {}
+    for path in sorted(folder.glob("*.wav")):
+        sound, rate_hz = soundfile.read(path, dtype="float32")
+        text = path.with_suffix(".txt").read_text(encoding="utf-8").strip()
+        clips[path.stem] = path, text, speakers.of(sound, rate_hz)
+    found = []
+    text = "The farmer carried two baskets of fresh eggs to market, and a cold wind blew."
+    print("| clip | to the clip | to other clips |\n| --- | --- | --- |")
+    for name, (path, heard, vector) in clips.items():
+        speech = warble.say(text, ref_audio=path, ref_text=heard, seed=seed)
+        made = speakers.of(speech.samples, speech.sample_rate)
+        others = [v for key, (_, _, v) in clips.items() if key != name and v is not None]
+        own = float(made @ vector) if made is not None and vector is not None else None
+        rest = float(np.mean([made @ v for v in others])) if made is not None and others else None
+        found.append({"clip": name, "own": own, "others": rest})
+        print(f"| {name} | {shown(own)} | {shown(rest)} |")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
