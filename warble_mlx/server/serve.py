@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import uvicorn
 
@@ -56,6 +57,28 @@ def listener(host: str, port: int) -> socket.socket:
         ) from error
 
 
+@contextmanager
+def log_on_stderr() -> Iterator[None]:
+    """Write the server's log, JSON lines, to stderr."""
+    log, web = logging.getLogger("warble.server"), logging.getLogger("uvicorn.error")
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return record.getMessage() != _CUT  # a speech that fails half-way is left so on purpose
+
+    web.addFilter(wanted)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.propagate = True
+        web.removeFilter(wanted)
+
+
 def serve(
     load: Callable[[], Warble],
     settings: Settings,
@@ -69,14 +92,6 @@ def serve(
     load: loads the model, in the worker's thread. tell: gets a sentence once it serves. The log,
     JSON lines, goes to stderr. Raises WarbleError for an address that cannot be had.
     """
-    log = logging.getLogger("warble.server")
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s"))
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    log.propagate = False
-    # A speech that fails half-way is left without its end on purpose.
-    logging.getLogger("uvicorn.error").addFilter(lambda record: record.getMessage() != _CUT)
     worker = Worker(load, settings)
     running: list[HttpServer] = []
     signals = 0
@@ -89,7 +104,7 @@ def serve(
         if not running:
             worker.stop()
 
-    with listener(host, port) as listening:
+    with listener(host, port) as listening, log_on_stderr():
 
         def talk() -> None:
             worker.ready()
