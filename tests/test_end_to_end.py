@@ -214,8 +214,8 @@ def converted_source(tmp_path_factory: pytest.TempPathFactory) -> Warble:
 def test_the_public_names() -> None:
     public = {n for n in dir(Warble) if not n.startswith("_")}
     assert public == {
-        "astream", "default_voice", "perform", "plan", "register", "sample_rate", "say", "stream",
-        "voices",
+        "astream", "default_voice", "perform", "plan", "reading", "register", "sample_rate", "say",
+        "stream", "voices",
     }  # fmt: skip
     assert set(warble_mlx.__all__) == {
         "AsyncStream", "Chunk", "RegisteredVoice", "Speech", "Stream", "Voice", "Warble",
