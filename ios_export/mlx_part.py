@@ -38,7 +38,7 @@ from warble_mlx.ios_export.mlx_functions import (
     write_language_model,
 )
 from warble_mlx.prompt import Prompt
-from warble_mlx.quant.quantizer import PUBLISHED_LIMIT
+from warble_mlx.quant.proof import PUBLISHED_LIMIT
 from warble_mlx.safetensors_file import write_safetensors
 from warble_mlx.weights import DECODER_FILE, MODEL_FILE, load_strictly
 

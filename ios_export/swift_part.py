@@ -23,7 +23,7 @@ from warble_mlx.ios_export.checks import at_most, equal, unverified
 from warble_mlx.ios_export.facts import block_linears, is_published, packed_paths
 from warble_mlx.ios_export.job import Built, Job
 from warble_mlx.ios_export.manifest import Check, MemoryEstimate, Requires
-from warble_mlx.quant.quantizer import PUBLISHED_LIMIT
+from warble_mlx.quant.proof import PUBLISHED_LIMIT
 from warble_mlx.safetensors_file import Array, Header, read_header, write_safetensors
 from warble_mlx.weights import DECODER_FILE, MODEL_FILE
 

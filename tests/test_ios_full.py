@@ -16,7 +16,7 @@ from warble_mlx.ios_export.mlx_functions import (
     write_codec,
     write_language_model,
 )
-from warble_mlx.quant.quantizer import PUBLISHED_LIMIT
+from warble_mlx.quant.proof import PUBLISHED_LIMIT
 
 pytestmark = pytest.mark.slow
 
