@@ -88,8 +88,9 @@ def grid_check(what: str, bundle: Mapping[str, str], found: Collection[str]) -> 
 
 
 def _cast(array: mx.array, dtype: mx.Dtype | None) -> mx.array:
-    cast = dtype is not None and mx.issubdtype(array.dtype, mx.floating)
-    return array.astype(dtype) if cast else array
+    if dtype is None or not mx.issubdtype(array.dtype, mx.floating):
+        return array
+    return array.astype(dtype)
 
 
 def _digest(arrays: Sequence[mx.array]) -> str:
