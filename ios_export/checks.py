@@ -69,9 +69,10 @@ def _finite(value: float) -> float:
     return float(value) if math.isfinite(value) else math.copysign(999.0, value or 1.0)
 
 
-def decibels(found: Floats, wanted: Floats) -> float:
+def decibels(found: Floats, wanted: Floats, *, least: float = 0.0) -> float:
     """Signal over difference of two arrays of one shape, in dB; infinite if they are equal and
-    not a number if anything in them is not finite.
+    not a number if anything in them is not finite. A signal of a root mean square below `least`
+    counts as one of `least`.
 
     Raises ValueError for other shapes: equal lengths are part of being equal.
     """
@@ -81,7 +82,7 @@ def decibels(found: Floats, wanted: Floats) -> float:
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
         return math.nan
     difference = float(np.linalg.norm(a - b))
-    signal = float(np.linalg.norm(b))
+    signal = max(float(np.linalg.norm(b)), least * math.sqrt(b.size))
     if difference == 0:
         return math.inf
     return 20 * math.log10(signal / difference) if signal else -math.inf

@@ -31,6 +31,8 @@ FUNCTIONS = {"first": 1, "stream": 7}  # frames of each call
 RANGE_LIMIT = 3e4  # float16 ends at 65,504
 LATENTS_LIMIT_DB = 50.0
 AUDIO_LIMIT_DB = 50.0
+FIRST_LIMIT_DB = 40.0  # of the worst single frame
+QUIET = 0.1  # of the whole's level: a difference is not compared with less signal than this
 WHERE = "MIL evaluator"
 
 Samples = npt.NDArray[np.float32]
@@ -148,12 +150,17 @@ def codec_checks(
     yield at_most("size of both codec packages", written, stored + allowance, "bytes")
     packages = Packages(folder, job.config)
     found = packages.decode(codes)
-    yield from accuracy_checks(found, runtime_latents(job, codes), whole)
+    frame_size = job.config.codec_frame_size
+    yield from accuracy_checks(found, runtime_latents(job, codes), whole, frame_size)
     yield range_check("largest value in the codec packages", packages.peaks)
 
 
-def accuracy_checks(found: Evaluated, latents: Samples, samples: Samples) -> list[Check]:
-    """Latents and samples against the runtime's, in dB."""
+def accuracy_checks(
+    found: Evaluated, latents: Samples, samples: Samples, frame_size: int
+) -> list[Check]:
+    """Latents and samples against the runtime's, in dB: as a whole, and frame by frame where
+    history is missing."""
+    first = first_frames_decibels(found.samples, samples, frame_size)
     return [
         at_least(
             "latents of post_module", decibels(found.latents, latents), LATENTS_LIMIT_DB, "dB",
@@ -163,7 +170,20 @@ def accuracy_checks(found: Evaluated, latents: Samples, samples: Samples) -> lis
             "audio of post_module and vocoder", decibels(found.samples, samples), AUDIO_LIMIT_DB,
             "dB", where=WHERE,
         ),
+        at_least("audio of the worst first frame", first, FIRST_LIMIT_DB, "dB", where=WHERE),
     ]  # fmt: skip
+
+
+def first_frames_decibels(found: Samples, wanted: Samples, frame_size: int) -> float:
+    """Signal over difference, in dB, of the worst among the frames that have fewer frames before
+    them than the vocoder has history; samples [T * frame_size].
+
+    A wrong `hist` shows in these alone, and sound that starts from silence drowns it in the whole.
+    """
+    ends = range(frame_size, len(wanted) + 1, frame_size)[: extents()[0]]
+    frames = [slice(end - frame_size, end) for end in ends]
+    least = QUIET * float(np.sqrt(np.mean(wanted.astype(np.float64) ** 2)))
+    return float(np.min([decibels(found[f], wanted[f], least=least) for f in frames]))
 
 
 def range_check(name: str, peaks: dict[str, float]) -> Check:

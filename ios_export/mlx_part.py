@@ -20,6 +20,7 @@ from warble_mlx.ios_export.checks import at_least, at_most, decibels, equal, unv
 from warble_mlx.ios_export.drive import Run, Utterance, decode, generate, open_function, slots_for
 from warble_mlx.ios_export.facts import is_published, packed_paths
 from warble_mlx.ios_export.graph_file import Device, Scan, devices_in, retarget
+from warble_mlx.ios_export.grid import function_grid, grid_check, stored_grid
 from warble_mlx.ios_export.job import MLX_VERSION, SELFTEST_TEXT, Built, Job
 from warble_mlx.ios_export.manifest import Check, MemoryEstimate, Requires
 from warble_mlx.ios_export.mlx_functions import (
@@ -38,7 +39,7 @@ from warble_mlx.ios_export.mlx_functions import (
     write_language_model,
 )
 from warble_mlx.prompt import Prompt
-from warble_mlx.quant.quantizer import PUBLISHED_LIMIT
+from warble_mlx.quant.proof import PUBLISHED_LIMIT
 from warble_mlx.safetensors_file import write_safetensors
 from warble_mlx.weights import DECODER_FILE, MODEL_FILE, load_strictly
 
@@ -145,6 +146,7 @@ def build(job: Job, folder: Path) -> Built:
     run = {name: open_function(folder / name) for name in (LM_FILE, CODEC_FILE)}
     job.say(f"comparing {options.check_frames} frames with the runtime")
     checks += token_checks(job, run[LM_FILE])
+    checks += weight_checks(job, run[LM_FILE])
     frames = min(SELFTEST_FRAMES, options.check_frames)
     utterance = _say(job, run[LM_FILE], job.prompt(SELFTEST_TEXT), frames)
     job.say("comparing the codec with the runtime")
@@ -268,6 +270,16 @@ def token_checks(job: Job, run: Run) -> list[Check]:
     if job.options.trained:
         checks.append(_health_check(job, found))
     return checks
+
+
+def weight_checks(job: Job, run: Run) -> list[Check]:
+    """The packed weights in lm.mlxfn are the bundle's own, scales and biases in the export's
+    dtype; none for a bundle without packed weights."""
+    if not packed_paths(job.bundle):
+        return []
+    wanted = stored_grid(job.bundle / MODEL_FILE, dtype=job.dtype, joined=True)
+    found = function_grid(run, frame_inputs(job.loaded, min(cache_lengths(job.config))))
+    return [grid_check(LM_FILE, wanted, found.values())]
 
 
 def _health_check(job: Job, codes: npt.NDArray[np.int32]) -> Check:

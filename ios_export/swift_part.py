@@ -21,9 +21,10 @@ from warble_mlx.convert.companions import write_json
 from warble_mlx.errors import CheckpointError
 from warble_mlx.ios_export.checks import at_most, equal, unverified
 from warble_mlx.ios_export.facts import block_linears, is_published, packed_paths
+from warble_mlx.ios_export.grid import grid_check, stored_grid
 from warble_mlx.ios_export.job import Built, Job
 from warble_mlx.ios_export.manifest import Check, MemoryEstimate, Requires
-from warble_mlx.quant.quantizer import PUBLISHED_LIMIT
+from warble_mlx.quant.proof import PUBLISHED_LIMIT
 from warble_mlx.safetensors_file import Array, Header, read_header, write_safetensors
 from warble_mlx.weights import DECODER_FILE, MODEL_FILE
 
@@ -185,6 +186,8 @@ def source_checks(job: Job, folder: Path) -> Iterator[Check]:
     if packed:
         stray = set(packed) ^ set(block_linears(job.bundle))
         yield equal("Linears packed against the policy", len(stray), 0, note=", ".join(stray))
+        found = stored_grid(folder / MODEL_FILE, prefix="model.")
+        yield grid_check(MODEL_FILE, stored_grid(job.bundle / MODEL_FILE), found.values())
 
 
 def _same(source: Header, name: str, written: Header, as_name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -22,12 +22,16 @@ from warble_mlx.errors import CheckpointError  # noqa: E402
 from warble_mlx.hub import bundled_folder  # noqa: E402
 from warble_mlx.ios_export.checks import decibels  # noqa: E402
 from warble_mlx.ios_export.coreml_codec import (  # noqa: E402
+    AUDIO_LIMIT_DB,
+    FIRST_LIMIT_DB,
     FUNCTIONS,
     POST_MODULE,
     VOCODER,
     Packages,
     accuracy_checks,
     codec_checks,
+    decoder_weights,
+    first_frames_decibels,
     range_check,
     runtime_latents,
     whole_chunks,
@@ -42,6 +46,8 @@ from warble_mlx.ios_export.mlx_part import runtime_samples  # noqa: E402
 from warble_mlx.ios_export.torch_codec import Vocoder, extents  # noqa: E402
 
 Codes = npt.NDArray[np.int32]
+Samples = npt.NDArray[np.float32]
+Vocoders = dict[int, Vocoder]  # by frames of a call
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,13 +84,13 @@ def codes() -> Codes:
 
 
 @pytest.fixture(scope="module")
-def samples(job: Job, codes: Codes) -> npt.NDArray[np.float32]:
+def samples(job: Job, codes: Codes) -> Samples:
     return runtime_samples(job, codes)
 
 
 @pytest.mark.slow
 def test_both_packages_equal_the_runtime(
-    job: Job, folder: Path, codes: Codes, samples: npt.NDArray[np.float32]
+    job: Job, folder: Path, codes: Codes, samples: Samples
 ) -> None:
     found = {c.name: c for c in codec_checks(job, folder, codes, samples)}
     assert [c.name for c in found.values() if c.result == "fail"] == []
@@ -116,14 +122,16 @@ def test_functions_are_described(folder: Path, job: Job) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("error", [-3, -11])
+@pytest.mark.parametrize("error", [1, -1, -11])
 def test_a_wrong_history_length_fails(
-    job: Job, folder: Path, codes: Codes, samples: npt.NDArray[np.float32], error: int
+    job: Job, folder: Path, codes: Codes, samples: Samples, error: int
 ) -> None:
-    """Some or all of the history is forgotten. (Too much of it is wrong only at the very start.)"""
-    found = Packages(folder, job.config).decode(codes, hist_error=error)
-    results = {c.name: c.result for c in accuracy_checks(found, found.latents, samples)}
-    assert results["audio of post_module and vocoder"] == "fail"
+    """Too much history, too little, and none at all."""
+    frame_size, few = job.config.codec_frame_size, codes[:, :15]  # the last call has all of it
+    found = Packages(folder, job.config).decode(few, hist_error=error)
+    wanted = samples[: 15 * frame_size]  # the decoder looks back only
+    results = {c.name: c.result for c in accuracy_checks(found, found.latents, wanted, frame_size)}
+    assert results["audio of the worst first frame"] == "fail"
 
 
 @pytest.mark.slow
@@ -140,7 +148,8 @@ def test_a_shifted_state_fails(
 
     monkeypatch.setattr(packages, "_latents", shifted)
     found = packages.decode(codes)
-    (latents, _) = accuracy_checks(found, runtime_latents(job, codes), found.samples)
+    frame_size = job.config.codec_frame_size
+    latents, *_ = accuracy_checks(found, runtime_latents(job, codes), found.samples, frame_size)
     assert latents.result == "fail"
 
 
@@ -189,29 +198,77 @@ def test_sixteen_bits_are_rounded_like_sixteen_bits(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- the rewritten vocoder
 
 
-def test_streaming_is_exact_in_float32(job: Job) -> None:
-    """One frame, then seven, from the very start: the same as everything at once."""
-    from warble_mlx.ios_export.coreml_codec import decoder_weights
+@pytest.fixture(scope="module")
+def latents(job: Job) -> torch.Tensor:
+    """Random latents [1, D, 22], behind a history of zeros."""
+    values = torch.randn(1, job.config.codec_latent_dim, 22, generator=torch.manual_seed(0))
+    return torch.nn.functional.pad(values, (extents()[0], 0))
 
-    weights = decoder_weights(job.bundle)
-    context = extents()[0]
-    latents = torch.randn(1, job.config.codec_latent_dim, 22, generator=torch.manual_seed(0))
+
+@pytest.fixture(scope="module")
+def at_once(job: Job, latents: torch.Tensor) -> Samples:
+    """Samples of all latents in one call of the rewritten vocoder, in float32."""
     with torch.no_grad():
-        whole = Vocoder(job.config, weights, 22)
-        padded = torch.nn.functional.pad(latents, (context, 0))
-        wanted = whole(padded, torch.tensor([0]))
-        pieces, at = [], 0
-        vocoders: dict[int, Callable[..., object]] = {
-            n: Vocoder(job.config, weights, n) for n in (1, 7)
-        }
-        while at < 22:
-            n = 1 if at == 0 else 7
-            window = padded[..., at : at + context + n]
-            pieces.append(vocoders[n](window, torch.tensor([min(at, context)])))
+        whole = Vocoder(job.config, decoder_weights(job.bundle), 22)
+        samples: Samples = whole(latents, torch.tensor([0])).numpy().ravel()
+    return samples
+
+
+@pytest.fixture(scope="module")
+def vocoders(job: Job) -> Vocoders:
+    weights = decoder_weights(job.bundle)
+    return {n: Vocoder(job.config, weights, n) for n in FUNCTIONS.values()}
+
+
+def streamed(
+    vocoders: Vocoders, latents: torch.Tensor, frames: int, hist_error: int = 0
+) -> Samples:
+    """Samples of the first `frames`: one frame, then seven and seven."""
+    context = extents()[0]
+    pieces, at = [], 0
+    with torch.no_grad():
+        while at < frames:
+            n = 7 if at else 1
+            known = min(max(min(at, context) + hist_error, 0), context)
+            pieces.append(vocoders[n](latents[..., at : at + context + n], torch.tensor([known])))
             at += n
-    found = torch.cat(pieces, -1)
-    assert decibels(found.numpy(), wanted.numpy()) > 100
-    assert wanted.abs().max() > 0.01
+    samples: Samples = torch.cat(pieces, -1).numpy().ravel()
+    return samples
+
+
+def test_streaming_is_exact_in_float32(
+    job: Job, vocoders: Vocoders, latents: torch.Tensor, at_once: Samples
+) -> None:
+    """Pieces from the very start are the same as everything at once."""
+    found = streamed(vocoders, latents, 22)
+    assert decibels(found, at_once) > 100
+    assert first_frames_decibels(found, at_once, job.config.codec_frame_size) > 100
+    assert np.abs(at_once).max() > 0.01
+
+
+@pytest.mark.parametrize("error", [1, -1])
+def test_one_frame_of_history_more_or_less_is_noticed(
+    job: Job, vocoders: Vocoders, latents: torch.Tensor, at_once: Samples, error: int
+) -> None:
+    found = streamed(vocoders, latents, 8, error)
+    worst = first_frames_decibels(found, at_once[: len(found)], job.config.codec_frame_size)
+    assert worst < FIRST_LIMIT_DB
+
+
+def test_first_frames_are_judged_one_by_one() -> None:
+    """What is lost in the whole, or hidden by silence, is noticed; rounding of silence is not."""
+    wave = np.sin(np.arange(29 * 100, dtype=np.float32))
+    wave[:100] *= 1e-3
+    wrong = wave.copy()
+    wrong[:100] *= 2.5
+    assert decibels(wrong, wave) > AUDIO_LIMIT_DB
+    assert first_frames_decibels(wrong, wave, 100) == pytest.approx(36.3, abs=0.1)
+    assert first_frames_decibels(wave + np.float32(1e-5), wave, 100) > 70
+    wrong = wave.copy()
+    wrong[11 * 100 :] = 0  # these frames have all of their history
+    assert first_frames_decibels(wrong, wave, 100) == np.inf
+    wrong[1050] = np.nan
+    assert not first_frames_decibels(wrong, wave, 100) >= FIRST_LIMIT_DB
 
 
 def test_history_is_what_the_layers_reach() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 
 import ios_data
@@ -81,7 +82,8 @@ def test_a_damaged_file_is_named(copy: Path, damage: Callable[[Path], None]) -> 
 
 def test_an_extra_file_is_named(copy: Path) -> None:
     (copy / "mlx-swift" / "notes.txt").write_text("x")
-    assert results(copy)["files not in the manifest"] == "fail"
+    _, extra, *_ = islice(verify.verify_export(copy), 2)  # before anything is run
+    assert (extra.name, extra.result) == ("files not in the manifest", "fail")
 
 
 def test_another_self_test_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +98,8 @@ def test_another_self_test_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert results(copy)["self-test tokens equal"] == "fail"
 
 
-def test_the_command_tells_and_fails(copy: Path) -> None:
+def test_the_command_tells_and_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify, "_self_test", lambda *_: iter(()))
     good = CliRunner().invoke(warble, ["verify-ios", str(copy)])
     assert good.exit_code == 0
     assert "copy: good" in good.stdout
@@ -182,7 +185,7 @@ def test_parts_that_are_there_are_kept(copy: Path) -> None:
     export(bundled_folder(), copy, only=ONLY, options=options)
     assert [part.name for part in read_manifest(copy).parts] == ["mlxfn", "mlx-swift"]
     assert (copy / "mlxfn" / "lm.mlxfn").stat().st_ino == before
-    assert results(copy)["damaged or missing files"] == "pass"
+    assert next(verify.verify_export(copy)).result == "pass"
 
 
 def test_an_export_with_other_options_is_replaced_only_by_force(copy: Path) -> None:
@@ -263,15 +266,39 @@ def test_a_changed_tensor_is_noticed(copy: Path) -> None:
     assert found[0].name == "tensors of model.safetensors that differ"
 
 
-def test_a_lost_quantisation_block_is_noticed(tmp_path: Path) -> None:
-    bundle = ios_data.four_bit_bundle(tmp_path / "q4")
-    export(bundle, tmp_path / "out", only=ONLY)
-    path = tmp_path / "out" / "mlx-swift" / "config.json"
-    config = json.loads(path.read_text())
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, Path]:
+    """A 4-bit bundle's job, and its MLX-Swift folder."""
+    folder = tmp_path_factory.mktemp("packed")
+    job = ios_data.job_on(ios_data.four_bit_bundle(folder / "q4"))
+    export(job.bundle, folder / "out", only=ONLY)
+    return job, folder / "out" / "mlx-swift"
+
+
+def test_a_lost_quantisation_block_is_noticed(packed: tuple[Job, Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(packed[1], tmp_path / "copy"))
+    config = json.loads((folder / "config.json").read_text())
     del config["quantization"]
-    path.write_text(json.dumps(config))
-    found = {c.name: c.result for c in swift_part.folder_checks(path.parent)}
+    (folder / "config.json").write_text(json.dumps(config))
+    found = {c.name: c.result for c in swift_part.folder_checks(folder)}
     assert found["packed weights are told by config.json"] == "fail"
+
+
+@pytest.mark.parametrize("field", ["weight", "scales", "biases"])
+def test_another_grid_is_noticed(packed: tuple[Job, Path], tmp_path: Path, field: str) -> None:
+    job, name = packed[0], "packed weights of model.safetensors that are not the bundle's"
+    folder = Path(shutil.copytree(packed[1], tmp_path / "copy"))
+    before = {c.name: c.result for c in swift_part.source_checks(job, folder)}
+    assert before[name] == "pass"
+    path = folder / "model.safetensors"
+    header = read_header(path)
+    entry = header.entries[f"model.fast_layers.1.attention.wo.{field}"]
+    data = bytearray(path.read_bytes())
+    data[header.data_start + entry.data_offsets[0]] ^= 1
+    path.write_bytes(data)
+    after = {c.name: c for c in swift_part.source_checks(job, folder)}
+    assert after[name].note == "lacks fast_layers.1.attention.wo, has 1 of other numbers"
+    assert after[name].result == "fail"
 
 
 def test_bandwidth_counts_what_a_frame_reads() -> None:

@@ -77,6 +77,8 @@ def test_decibels_look_at_content_and_length() -> None:
     assert decibels(np.roll(wave, 100), wave) < 4
     assert math.isnan(decibels(np.full(1000, np.nan), wave))
     assert decibels(np.zeros(1000), np.zeros(1000)) == math.inf
+    assert decibels(wave + 1e-3, wave, least=1.0) == pytest.approx(60, abs=0.01)
+    assert decibels(wave + 1e-3, wave, least=0.1) == decibels(wave + 1e-3, wave)
     with pytest.raises(ValueError, match="compared"):
         decibels(wave[:-1], wave)
 

@@ -12,22 +12,35 @@ import pytest
 
 from warble_mlx.codec.convolution import gpu_forms, on_cpu
 from warble_mlx.codec.transformer import rope_rows
+from warble_mlx.engine import Engine
 from warble_mlx.errors import BudgetError, CheckpointError
 from warble_mlx.hub import bundled_folder
 from warble_mlx.ios_export import mlx_part
 from warble_mlx.ios_export.checks import require
-from warble_mlx.ios_export.drive import Utterance, chunks, decode, generate, slots_for
+from warble_mlx.ios_export.drive import (
+    Utterance,
+    chunks,
+    decode,
+    generate,
+    open_function,
+    slots_for,
+)
 from warble_mlx.ios_export.graph_file import Scan, devices_in, retarget
+from warble_mlx.ios_export.grid import function_grid
 from warble_mlx.ios_export.job import Built, Job
 from warble_mlx.ios_export.mlx_functions import (
     CODEC_FILE,
     LM_FILE,
     Codec,
     LanguageModel,
+    Loaded,
     cache_lengths,
+    frame_inputs,
     load_for_export,
+    write_language_model,
 )
 from warble_mlx.layers import rope_table
+from warble_mlx.weights import load_dual_ar
 
 FRAMES = 12
 FEW = 5  # enough for what is wrong from the first frame on
@@ -109,14 +122,48 @@ def test_a_shifted_cache_slot_fails(quick_job: Job, folder: Path, built: Built) 
     assert "frames equal to the runtime's" in failed(mlx_part.token_checks(quick_job, shifted))
 
 
-def test_a_wrongly_unpacked_layer_fails(quick_job: Job, four_bits: Path, built: Built) -> None:
-    wrong = load_for_export(four_bits, mx.float32)
-    linear = wrong.model.layers[3].feed_forward.w2
+@pytest.fixture(scope="module")
+def wrong(four_bits: Path) -> Loaded:
+    """The bundle with one layer's biases read wrongly."""
+    loaded = load_for_export(four_bits, mx.float32)
+    linear = loaded.model.layers[3].feed_forward.w2
     linear.biases = linear.biases * 0.9
+    return loaded
+
+
+def test_a_wrongly_unpacked_layer_fails(quick_job: Job, wrong: Loaded, built: Built) -> None:
     checks = mlx_part.token_checks(quick_job, LanguageModel(wrong))
     assert "frames equal to the runtime's" in failed(checks)
     with pytest.raises(Exception, match="runtime"):
         require("mlxfn", checks)
+
+
+def test_the_files_packed_weights_are_the_bundles(built: Built, job: Job, folder: Path) -> None:
+    by_name = {check.name: check for check in built.checks}
+    assert by_name["packed weights of lm.mlxfn that are not the bundle's"].result == "pass"
+    inputs = frame_inputs(job.loaded, 512)
+    grid = function_grid(open_function(folder / LM_FILE), inputs)
+    assert len(set(grid.values())) == 44  # of 55 Linears, w1 and w3 being one
+
+
+def test_other_packed_weights_in_the_file_fail(
+    quick_job: Job, wrong: Loaded, tmp_path: Path
+) -> None:
+    """Looked for in the file: without running tokens, and whatever wrote it."""
+    write_language_model(wrong, tmp_path)
+    (check,) = mlx_part.weight_checks(quick_job, open_function(tmp_path / LM_FILE))
+    assert (check.result, check.value) == ("fail", 2)
+    assert check.note == "lacks layers.3.feed_forward.w2, has 1 of other numbers"
+
+
+def test_unpacked_weights_in_the_file_fail(quick_job: Job, tmp_path: Path) -> None:
+    plain = quick_job.loaded._replace(
+        model=load_dual_ar(quick_job.bundle, mx.float32, dequantize=True)
+    )
+    plain = plain._replace(engine=Engine(plain.model, compiled=False))
+    write_language_model(plain, tmp_path)
+    (check,) = mlx_part.weight_checks(quick_job, open_function(tmp_path / LM_FILE))
+    assert (check.result, check.value) == ("fail", 44)
 
 
 def test_lost_codec_state_fails(job: Job, folder: Path, built: Built) -> None:
