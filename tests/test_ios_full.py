@@ -1,6 +1,6 @@
 """The published size with random 4-bit weights: what an app has to download, and what making it
-costs. `pytest -rP` shows the figures. The bundle and each export are made in a process of their own,
-started from a small one, whose size a new process counts as its own peak."""
+costs. `pytest -rP` shows the figures. The bundle and each export are made in a process of their
+own, started from a small one, whose size a new process counts as its own peak."""
 
 from __future__ import annotations
 
