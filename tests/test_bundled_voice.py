@@ -19,7 +19,8 @@ from warble_mlx.prompt import PromptBuilder, Reference
 from warble_mlx.voices import read_voices
 from warble_mlx.weights import DECODER_FILE, ENCODER_FILE, load_dual_ar, load_strictly
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+# Last, since some packages lie in other folders of the tree than they are imported from.
+sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from samples.bundled_voice import phonemes, progress, prompts, settings, spoken
 from samples.bundled_voice.sentences import Grammar
