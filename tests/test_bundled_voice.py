@@ -118,6 +118,7 @@ def test_the_grammar_writes_what_the_training_can_read() -> None:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every stage on the toy engine, a few steps each, through the command line's own functions."""
     pytest.importorskip("torch", reason="the recipe trains with PyTorch: pip install '.[convert]'")
+    pytest.importorskip("safetensors", reason="the recipe keeps weights in safetensors files")
     import torch
 
     from samples.bundled_voice import recipe
