@@ -14,7 +14,8 @@ import pytest
 # `python -m pytest` puts the tree in front, where some packages lie in other folders than they are
 # imported from. What is tested is what is installed.
 TREE = Path(__file__).resolve().parent.parent
-sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != TREE]
+if not (TREE / "warble_mlx" / "convert").is_dir():  # as it is in the copies of mutations.py
+    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != TREE]
 
 from warble_mlx.backend import on_gpu, prepare  # noqa: E402
 
