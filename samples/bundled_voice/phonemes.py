@@ -20,6 +20,7 @@ VOCABULARY: dict[str, int] = {
     "θ": 119, "ɹ": 123, "ɾ": 125, "ʃ": 131, "ʧ": 133, "ʊ": 135, "ʌ": 138, "ʒ": 147, "ˈ": 156,
     "ˌ": 157, "ᵻ": 177, "T": 36,
 }  # fmt: skip
+_AT_ONCE = 2000  # texts per call of phonemizer: putting punctuation back is quadratic in them
 _STRESS = (VOCABULARY["ˈ"], VOCABULARY["ˌ"])
 
 _JOINED = [  # eSpeak's tied pairs, then single letters; the order matters
@@ -65,4 +66,8 @@ def phonemised(texts: list[str]) -> list[str]:
         tie="^",
         language_switch="remove-flags",
     )
-    return [translated(line) for line in backend.phonemize(texts, strip=True, njobs=1)]
+    return [
+        translated(line)
+        for begin in range(0, len(texts), _AT_ONCE)
+        for line in backend.phonemize(texts[begin : begin + _AT_ONCE], strip=True, njobs=1)
+    ]
