@@ -1,13 +1,14 @@
 """The arktts codec as a trainable network, with the tensor names of the published checkpoint.
 
-Activations run as [batch, channels, 1, time], which lets cuDNN use its two-dimensional kernels;
-weights keep their one-dimensional shapes. All of it is causal.
+Activations lie as [batch, time, channels], which a GPU's matrix units read as they are. Whatever a
+matrix product can do is one: strided and transposed convolutions, whose kernel is a multiple of
+their stride, kernels of one step, and the ends where there is a single channel; cuDNN is slow at
+these. All of it is causal.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,70 +17,80 @@ from torch.nn import functional as F
 
 from samples.bundled_voice.layers import Attention, FeedForward, RMSNorm, rope_table
 from samples.bundled_voice.quantiser import ResidualQuantiser
+from samples.bundled_voice.snake import snake
 
 Config = dict[str, Any]
-_EPS = 1e-9
 
 
-def _padded_snake(x: Tensor, alpha: Tensor, left: int, right: int) -> Tensor:
-    out = x + torch.reciprocal(alpha + _EPS) * torch.square(torch.sin(alpha * x))
-    return F.pad(out, (left, right)) if left or right else out
-
-
-_snake: Callable[[Tensor, Tensor, int, int], Tensor] = _padded_snake
-
-
-def fuse_snake(on: bool) -> None:
-    """Let torch.compile make one kernel of the activation; worth minutes on a GPU."""
-    global _snake
-    if on:
-        import torch._dynamo.config as dynamo
-
-        for name in ("recompile_limit", "cache_size_limit"):  # older and newer PyTorch
-            if hasattr(dynamo, name):
-                setattr(dynamo, name, 256)
-    _snake = torch.compile(_padded_snake, dynamic=True) if on else _padded_snake
+def shifted(x: Tensor, steps: int) -> Tensor:
+    """Later by so many steps of [batch, time, channels], zeros in front."""
+    return F.pad(x, (0, 0, steps, 0))[:, : x.shape[1]] if steps else x
 
 
 class Conv(nn.Module):
-    """Causal convolution; `pads` also completes the last stride."""
+    """Causal convolution, [batch, time, inputs] to [batch, time / stride, outputs]. With a stride
+    the kernel is a multiple of it and the time, too, so that nothing is padded at the end."""
 
     def __init__(
         self, inputs: int, outputs: int, kernel: int, *, dilation: int = 1, stride: int = 1,
         groups: int = 1,
     ) -> None:  # fmt: skip
         super().__init__()
+        assert kernel % stride == 0
+        assert stride == 1 or (dilation == 1 and groups == 1)
         self.conv = nn.Conv1d(
             inputs, outputs, kernel, stride=stride, dilation=dilation, groups=groups
         )
-        self.reach, self.stride = (kernel - 1) * dilation + 1, stride
+        self.left = (kernel - 1) * dilation + 1 - stride
 
-    def pads(self, length: int) -> tuple[int, int]:
-        left = self.reach - self.stride
-        steps = (length - self.reach + left) / self.stride + 1
-        return left, (math.ceil(steps) - 1) * self.stride + self.reach - left - length
-
-    def unpadded(self, x: Tensor) -> Tensor:
+    def padded(self, x: Tensor) -> Tensor:
+        """The result for an input that has `left` steps in front already."""
         conv = self.conv
-        return F.conv2d(
-            x, conv.weight.unsqueeze(2), conv.bias, (1, self.stride), 0,
-            (1, conv.dilation[0]), conv.groups,
-        )  # fmt: skip
+        weight, groups = conv.weight, conv.groups
+        (kernel,), (stride,), (dilation,) = conv.kernel_size, conv.stride, conv.dilation
+        if stride > 1:  # blocks of `stride` steps times the part of the kernel that meets them
+            blocks = x.unflatten(1, (-1, stride)).flatten(2)
+            parts = weight.unflatten(2, (-1, stride)).permute(2, 0, 3, 1).flatten(2)
+            time = blocks.shape[1] - len(parts) + 1
+            out = F.linear(blocks[:, :time], parts[0], conv.bias)
+            for i in range(1, len(parts)):
+                out = out + F.linear(blocks[:, i : i + time], parts[i])
+            return out
+        if kernel == 1:
+            return F.linear(x, weight.squeeze(-1), conv.bias)
+        if x.shape[2] == 1:
+            return F.linear(x.squeeze(2).unfold(1, kernel, 1), weight.squeeze(1), conv.bias)
+        if weight.shape[0] == 1:
+            taps = F.linear(x, weight[0].t())
+            time = x.shape[1] - kernel + 1
+            each = [taps[:, i : i + time, i] for i in range(kernel)]
+            return (torch.stack(each).sum(0) + conv.bias).unsqueeze(2)
+        image = x.transpose(1, 2).unsqueeze(2)  # [batch, channels, 1, time], channels innermost
+        out = F.conv2d(image, weight.unsqueeze(2), conv.bias, 1, 0, (1, dilation), groups)
+        return out.squeeze(2).transpose(1, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        left, right = self.pads(x.shape[-1])
-        return self.unpadded(F.pad(x, (left, right)) if left or right else x)
+        return self.padded(F.pad(x, (0, 0, self.left, 0)))
 
 
 class TransposedConv(nn.Module):
+    """[batch, time, inputs] to [batch, time * stride, outputs]; the kernel is a multiple of the
+    stride, and what reaches beyond the end is dropped."""
+
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int) -> None:
         super().__init__()
+        assert kernel % stride == 0
         self.conv = nn.ConvTranspose1d(inputs, outputs, kernel, stride=stride)
-        self.excess, self.stride = kernel - stride, stride
+        self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        out = F.conv_transpose2d(x, self.conv.weight.unsqueeze(2), self.conv.bias, (1, self.stride))
-        return out[..., : out.shape[-1] - self.excess]
+        parts = self.conv.weight.unflatten(2, (-1, self.stride)).permute(2, 3, 1, 0)
+        bias = self.conv.bias
+        assert bias is not None
+        out = torch.zeros((), device=x.device)
+        for i, part in enumerate(parts):  # [stride, outputs, inputs]
+            out = out + shifted(F.linear(x, part.flatten(0, 1)), i)
+        return (out.unflatten(2, (self.stride, -1)) + bias.to(out.dtype)).flatten(1, 2)
 
 
 class Snake(nn.Module):
@@ -87,15 +98,14 @@ class Snake(nn.Module):
         super().__init__()
         self.alpha = nn.Parameter(torch.ones(1, channels, 1))
 
-    def forward(self, x: Tensor, left: int = 0, right: int = 0) -> Tensor:
-        return _snake(x, self.alpha.unsqueeze(2).to(x.dtype), left, right)
+    def forward(self, x: Tensor, left: int = 0) -> Tensor:
+        return snake(x, self.alpha.flatten(), left)
 
 
-def activated(snake: nn.Module, conv: nn.Module, x: Tensor) -> Tensor:
+def activated(before: nn.Module, conv: nn.Module, x: Tensor) -> Tensor:
     """Snake, then a causal convolution whose padding is made in the same go."""
     assert isinstance(conv, Conv)
-    left, right = conv.pads(x.shape[-1])
-    return conv.unpadded(snake(x, left, right))
+    return conv.padded(before(x, conv.left))
 
 
 class ResidualUnit(nn.Module):
@@ -139,7 +149,7 @@ class Block(nn.Module):
 
 
 class WindowTransformer(nn.Module):
-    """Causal attention over the last `window` steps; [batch, channels, 1, time] in and out."""
+    """Causal attention over the last `window` steps; [batch, time, channels] in and out."""
 
     rope: Tensor
 
@@ -153,13 +163,13 @@ class WindowTransformer(nn.Module):
         self.register_buffer("rope", rope_table(2048, 64, 10000.0), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out = x.squeeze(2).transpose(1, 2)
-        step = torch.arange(out.shape[1], device=x.device)
+        step = torch.arange(x.shape[1], device=x.device)
         back = step[:, None] - step[None]
         mask = ((back >= 0) & (back < self.window))[None, None]
         for layer in self.layers:
-            out = layer(out, self.rope[: out.shape[1]], mask)
-        return self.norm(out).transpose(1, 2).unsqueeze(2).contiguous()
+            x = layer(x, self.rope[: x.shape[1]], mask)
+        normed: Tensor = self.norm(x)
+        return normed
 
 
 class EncoderBlock(nn.Module):
@@ -245,9 +255,8 @@ class ConvNeXt(nn.Module):
         self.gamma = nn.Parameter(torch.full((width,), 0.1))
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.dwconv(x).squeeze(2).transpose(1, 2)
-        out = self.gamma * self.pwconv2(F.gelu(self.pwconv1(self.norm(out))))
-        return x + out.transpose(1, 2).unsqueeze(2).to(x.dtype)
+        out = self.pwconv2(F.gelu(self.pwconv1(self.norm(self.dwconv(x)))))
+        return x + (self.gamma * out).to(x.dtype)
 
 
 class Quantizer(nn.Module):
@@ -329,8 +338,9 @@ class Codec(nn.Module):
 
     def latent(self, samples: Tensor) -> Tensor:
         """[batch, frames * 2048] to [batch, frames, width] float32."""
-        x = staged(self.quantizer.downsample, self.encoder(samples[:, None, None]))
-        return self.quantizer.pre_module(x).squeeze(2).transpose(1, 2).float()
+        x = staged(self.quantizer.downsample, self.encoder(samples[..., None]))
+        latent: Tensor = self.quantizer.pre_module(x)
+        return latent.float()
 
     def quantised(
         self, latent: Tensor, *, train: bool = False, drop: float = 0.0
@@ -359,9 +369,9 @@ class Codec(nn.Module):
 
     def sounded(self, total: Tensor) -> Tensor:
         """Sum of the books [batch, frames, width] to samples [batch, frames * 2048]."""
-        x = total.transpose(1, 2).unsqueeze(2).contiguous()
-        x = staged(self.quantizer.upsample, self.quantizer.post_module(x))
-        return self.decoder(x)[:, 0, 0]
+        x = staged(self.quantizer.upsample, self.quantizer.post_module(total))
+        sound: Tensor = self.decoder(x)
+        return sound.squeeze(2)
 
     def decode(self, codes: Tensor) -> Tensor:
         parts = [

@@ -20,10 +20,15 @@ from samples.bundled_voice.settings import FRAME, Settings
 from samples.bundled_voice.stored import load
 
 _GRID = 16  # frames that lengths are rounded up to, so that few shapes occur
+_SHIFT = 1100  # samples that a further take may begin later; the silence in front has 1440
 
 
 def encode(settings: Settings, shards: Path, codec: Path, out: Path, device: torch.device) -> None:
-    """Encode every sentence of the shards with the trained codec."""
+    """Encode every sentence of the shards with the trained codec, `settings.takes` times over.
+
+    A further take begins a part of a frame later, so its codes differ all along: the DualAR finds
+    it harder to learn them by heart.
+    """
     torch.backends.cudnn.benchmark = False
     torch.set_float32_matmul_precision("high")
     network = Codec(settings.config).to(device).eval()
@@ -31,7 +36,11 @@ def encode(settings: Settings, shards: Path, codec: Path, out: Path, device: tor
     pool = Pool(shards, device, settings.hours)
     pool.poll()
     pool.report()
-    frames = -(-(pool.length * 147 // 80) // FRAME)
+    rng = np.random.default_rng(1)
+    shift = rng.integers(0, _SHIFT, (settings.takes, len(pool.length)))
+    shift[0] = 0
+    starts, lengths = (pool.start + shift).ravel(), (pool.length - shift).ravel()
+    frames = -(-(lengths * 147 // 80) // FRAME)
     order = np.argsort(frames, kind="stable")
     found: list[np.ndarray] = [np.zeros(0)] * len(order)  # type: ignore[type-arg]
     began = time.monotonic()
@@ -42,8 +51,8 @@ def encode(settings: Settings, shards: Path, codec: Path, out: Path, device: tor
             rows = order[done : done + max(1, settings.encode_frames // width)]
             rows = rows[frames[rows] <= width]
             done += len(rows)
-            begin = torch.from_numpy(pool.start[rows]).to(device)[:, None]
-            end = begin + torch.from_numpy(pool.length[rows]).to(device)[:, None]
+            begin = torch.from_numpy(starts[rows]).to(device)[:, None]
+            end = begin + torch.from_numpy(lengths[rows]).to(device)[:, None]
             stretch = pool.stretch(begin, end, source_samples(width * FRAME))
             sound = to_codec_rate(stretch)[:, : width * FRAME]
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
@@ -54,9 +63,8 @@ def encode(settings: Settings, shards: Path, codec: Path, out: Path, device: tor
     codes_of_all = np.concatenate(found, 1)
     out.parent.mkdir(parents=True, exist_ok=True)
     partial = out.with_suffix(".partial.npz")
-    np.savez(
-        partial, codes=codes_of_all, ends=np.cumsum(frames), line=pool.line, speaker=pool.speaker
-    )
+    line, speaker = np.tile(pool.line, settings.takes), np.tile(pool.speaker, settings.takes)
+    np.savez(partial, codes=codes_of_all, ends=np.cumsum(frames), line=line, speaker=speaker)
     partial.replace(out)
     log(
         f"encoded {len(order)} sentences, {codes_of_all.shape[1]} frames in"

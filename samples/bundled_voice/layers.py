@@ -16,11 +16,11 @@ def rope_table(length: int, width: int, base: float) -> Tensor:
 
 def rotated(x: Tensor, rope: Tensor) -> Tensor:
     """Rotary embedding of neighbouring pairs. x: [batch, time, heads, width];
-    rope: [time, width / 2, 2] or with a batch in front."""
-    turns = torch.view_as_complex(rope.contiguous())
-    turns = turns[None, :, None] if turns.dim() == 2 else turns[:, :, None]
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+    rope: [time, width / 2, 2]."""
+    cosine, sine = rope[:, None].unbind(-1)
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(-1)
+    turned = torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), -1)
+    return turned.flatten(-2).to(x.dtype)
 
 
 class RMSNorm(nn.Module):

@@ -170,5 +170,6 @@ def speak(options: argparse.Namespace, work: Work, seconds: float, worker: int) 
             device = f"cuda:{worker % torch.cuda.device_count()}"
         engine = kokoro.Kokoro(kokoro_weights.read_onnx(options.kokoro), device)
     synthesise(
-        lines, tables, engine, work.shards, seconds, worker=worker, hours=options.hours
+        lines, tables, engine, work.shards, seconds,
+        worker=worker, workers=options.workers, hours=options.hours,
     )  # fmt: skip

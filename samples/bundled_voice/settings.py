@@ -37,9 +37,9 @@ def model_config(**changes: Any) -> dict[str, Any]:
         "norm_fastlayer_input": True, "codec_filename": "codec.safetensors",
         "codec_sample_rate": SAMPLE_RATE, "codec_frame_size": FRAME, "codec_encoder_dim": 16,
         "codec_encoder_transformer_layers": [0, 0, 0, 0], "codec_encoder_window_size": 512,
-        "codec_latent_dim": 256, "codec_decoder_dim": 224, "codec_codebook_dim": 8,
+        "codec_latent_dim": 256, "codec_decoder_dim": 256, "codec_codebook_dim": 8,
         "codec_semantic_codebook_size": 1024, "codec_residual_codebook_size": 1024,
-        "codec_window_size": 48, "codec_pre_n_layer": 2, "codec_pre_n_head": 4,
+        "codec_window_size": 32, "codec_pre_n_layer": 2, "codec_pre_n_head": 4,
         "codec_pre_n_local_heads": 4, "codec_pre_intermediate_size": 512, "codec_post_n_layer": 2,
         "codec_post_n_head": 4, "codec_post_n_local_heads": 2, "codec_post_intermediate_size": 512,
         "ras_window_size": 10, "ras_temperature": 1.0, "ras_top_p": 0.9, "sample_rate": SAMPLE_RATE,
@@ -64,19 +64,20 @@ class Settings:
 
     config: dict[str, Any] = field(default_factory=model_config)
     hours: float = 90.0  # of audio kept on the device, 173 MB each
-    segment: int = 48  # codec frames of a training segment
+    segment: int = 32  # codec frames of a training segment
     codec_batch: int = 16
     codec_rate: float = 8e-4
-    quantise_at: float = 0.28  # shares of the codec's time at which its phases begin
-    adversary_at: float = 0.55
+    quantise_at: float = 0.2  # shares of the codec's time at which its phases begin
+    adversary_at: float = 0.5
     mel_bands: tuple[tuple[int, int], ...] = ((256, 24), (512, 40), (1024, 64), (2048, 96))
     fine_windows: tuple[int, ...] = (2048, 4096)
-    discriminator_channels: int = 24
+    discriminator_channels: int = 32
     ar_tokens: int = 49_152
     ar_rate: float = 1.8e-3
     ar_lengths: tuple[int, ...] = (112, 136, 168, 208, 272, 352, 480, 640)
     ar_held_out: int = 50  # every so-manieth line of the corpus is not trained on
     encode_frames: int = 24_576
+    takes: int = 2  # of every sentence, begun at different parts of a frame
     loader_workers: int = 8
     log_every: float = 6.0  # seconds
     save_every: float = 45.0

@@ -55,10 +55,13 @@ def synthesise(
     seconds: float,
     *,
     worker: int = 0,
-    passing_share: float = 0.4,
+    workers: int = 1,
+    passing_share: float = 0.25,
     hours: float = 1e9,
 ) -> float:
     """Speak until the seconds are over or so many hours are there; returns hours spoken.
+
+    Every one of `workers` has lines of its own, so that few are spoken twice.
 
     Shards that an earlier run left are kept: numbering goes on behind them.
     """
@@ -68,7 +71,7 @@ def synthesise(
     started, spoken, told, written = time.monotonic(), 0.0, 0.0, 0.0
     pending: list[Sentence] = []
     jobs = casts(tables, rng, passing_share)
-    order = endless(rng, len(lines))
+    order = endless(rng, range(worker, len(lines), workers))
     made = 0
     while time.monotonic() - started < seconds and spoken / 3600 < hours:
         part = next(jobs)
@@ -105,9 +108,10 @@ def casts(
             yield five[int(rng.choice(list(five), p=weights / weights.sum()))]
 
 
-def endless(rng: np.random.Generator, count: int) -> Iterator[int]:
+def endless(rng: np.random.Generator, own: range) -> Iterator[int]:
+    """Corpus lines of one worker, over and over in another order."""
     while True:
-        yield from rng.permutation(count).tolist()
+        yield from rng.permutation(own).tolist()
 
 
 def gather(lines: Lines, order: Iterator[int]) -> list[int]:

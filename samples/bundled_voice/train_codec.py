@@ -33,7 +33,9 @@ from samples.bundled_voice.spectral import (
 )
 from samples.bundled_voice.stored import load, save
 
-_SPECTRAL, _COMMIT, _PHONE, _PITCH, _FOOL, _FEATURE = 3.0, 0.25, 0.3, 0.25, 0.35, 1.5
+_SPECTRAL, _COMMIT, _PHONE, _PITCH, _FOOL, _FEATURE = 3.0, 0.25, 0.6, 0.25, 0.35, 1.5
+_ROUGHENED = 4  # one in so many rows has another loudness, a room or noise
+_JUDGED = 2  # the critics, as dear as the codec itself, see one in so many rows
 _AVERAGE, _CLIP, _DROP = 0.003, 5.0, 0.3
 _SETTLE = 90  # batches; the rows keep 0.95 of themselves at each
 _NAMES = (
@@ -140,8 +142,9 @@ class CodecTraining:
         judged = fool = feature = torch.zeros((), device=self.device)
         if adversarial:
             self.critics.requires_grad_(True)
+            part = slice(0, None, _JUDGED)
             with torch.autocast(**self.amp):  # type: ignore[arg-type]
-                real, fake = self.critics(sound), self.critics(made.detach())
+                real, fake = self.critics(sound[part]), self.critics(made[part].detach())
             judged = critic_loss(real, fake)
             self.critic_optimiser.zero_grad(set_to_none=True)
             judged.backward()
@@ -149,7 +152,7 @@ class CodecTraining:
             self.critic_optimiser.step()
             self.critics.requires_grad_(False)
             with torch.autocast(**self.amp):  # type: ignore[arg-type]
-                fake = self.critics(made)
+                fake = self.critics(made[part])
             fool, feature = fooling_loss(fake), feature_loss(real, fake)
             loss = loss + self.weight * (_FOOL * fool + _FEATURE * feature)
         self.optimiser.zero_grad(set_to_none=True)
@@ -162,7 +165,7 @@ class CodecTraining:
 
     def fit_books(self) -> None:
         """Set the codebooks by k-means on fresh latents."""
-        rows = 16 if self.device.type == "cuda" else 4
+        rows = 40 if self.device.type == "cuda" else 4
         latents = []
         with torch.no_grad(), torch.autocast(**self.amp):  # type: ignore[arg-type]
             for _ in range(rows):
@@ -179,19 +182,21 @@ class CodecTraining:
     def settle_books(self) -> None:
         """Let the codebooks follow the averaged encoder, which is the one that is kept: rows that
         follow the encoder in training lie off its projections, and the decoder is given these."""
-        self.codec.load_state_dict(self.averages.state(), strict=False)
-        with torch.no_grad(), torch.autocast(**self.amp):  # type: ignore[arg-type]
-            for _ in range(_SETTLE):
-                self.next_batch()
+        left_out = self.codec.load_state_dict(self.averages.state(), strict=False)
+        if left_out.unexpected_keys:  # missing ones are the codebooks, which follow below
+            raise RuntimeError(f"the codec has no {left_out.unexpected_keys}")
+        for _ in range(_SETTLE):
+            self.next_batch()
+            with torch.no_grad(), torch.autocast(**self.amp):  # type: ignore[arg-type]
                 self.codec.quantised(self.codec.latent(self.batch.sound), train=True)
 
     def next_batch(self) -> None:
         sound, phone, pitch = self.pool.drawn(
             len(self.batch.sound), self.settings.segment, self.rng
         )
-        half = len(sound) // 2
-        self.batch.sound[:half].copy_(sound[:half])
-        self.batch.sound[half:].copy_(roughened(sound[half:]))
+        clean = len(sound) - -(-len(sound) // _ROUGHENED)
+        self.batch.sound[:clean].copy_(sound[:clean])
+        self.batch.sound[clean:].copy_(roughened(sound[clean:]))
         self.batch.phone.copy_(phone)
         self.batch.pitch.copy_(pitch)
 
@@ -310,11 +315,9 @@ def train_codec(
     wait: float = 120.0,
 ) -> int:
     """Train from `start`, from `out` if it is there and `resume`, or from nothing."""
-    torch.backends.cudnn.benchmark = True
-    torch.backends.cudnn.benchmark_limit = 4
+    torch.backends.cudnn.benchmark = False  # its own choice is as good here, and at once
     torch.set_float32_matmul_precision("high")
     torch.backends.cudnn.allow_tf32 = True
-    codec_net.fuse_snake(device.type == "cuda")
     pool = Pool(shards, device, settings.hours)
     began = time.monotonic()
     while pool.poll() == 0:
@@ -327,7 +330,4 @@ def train_codec(
     if source is not None:
         training.resume(source)
         log(f"codec goes on from {source}")
-    try:
-        return training.run(budget, out)
-    finally:
-        codec_net.fuse_snake(False)
+    return training.run(budget, out)

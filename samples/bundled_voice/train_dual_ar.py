@@ -64,13 +64,16 @@ class DualARTraining:
         self.model = DualAR(settings.config).to(device)
         self.cuda = device.type == "cuda"
         self.kind = torch.bfloat16 if self.cuda else torch.float32
+        if self.cuda:  # one compilation serves all layers of a kind and all lengths
+            for layer in [*self.model.layers, *self.model.fast_layers]:
+                layer.compile(dynamic=True)
         self.parameters = dict(self.model.named_parameters())
         matrices, others = [], []
         for name, parameter in self.parameters.items():
             decays = parameter.dim() == 2 and "embed" not in name
             (matrices if decays else others).append(parameter)
         groups: list[dict[str, object]] = [
-            {"params": matrices, "weight_decay": 0.05},
+            {"params": matrices, "weight_decay": 0.1},
             {"params": others, "weight_decay": 0.0},
         ]
         self.optimiser = adam(groups, settings.ar_rate, (0.9, 0.97), device)
@@ -147,6 +150,9 @@ class DualARTraining:
         told = saved = time.monotonic()
         steps = told_steps = 0
         budget.spent = self.spent
+        began = time.monotonic()
+        self.unseen_loss()  # compiles
+        budget.excuse(began)
         while (share := budget.share(steps)) < 1:
             set_rate(self.optimiser, self.settings.ar_rate * schedule(steps, share))
             batch, known, began = next(batches), len(self.steps), time.monotonic()
