@@ -35,7 +35,7 @@ TEXTS = (
     "Bye.",
     "The old lighthouse keeper counted every passing ship.",
 )
-VOICES = ("Slt", "Rms", "Awb", "Kal")
+VOICES = ("Corvin", "Vera", "Marlow", "Finch")
 
 
 class Heard(NamedTuple):

@@ -36,9 +36,7 @@ def four_bit_bundle(folder: Path, source: Path | None = None) -> Path:
             shutil.copyfile(path, folder / path.name)
     packs = POLICIES[DEFAULT_POLICY]
     written = {}
-    weights = mx.load(str(source / MODEL_FILE))
-    assert isinstance(weights, dict)
-    for name, weight in weights.items():
+    for name, weight in unpacked_weights(source).items():
         path = name.removesuffix(".weight")
         if not packs(path):
             written[name] = weight
@@ -47,7 +45,41 @@ def four_bit_bundle(folder: Path, source: Path | None = None) -> Path:
         written |= {name: packed, f"{path}.scales": scales, f"{path}.biases": biases}
     mx.save_safetensors(str(folder / MODEL_FILE), written, metadata={"format": "mlx"})
     config = json.loads((folder / "config.json").read_text())
+    config.pop("quantization_config", None)
     config["quantization"] = {"group_size": 64, "bits": 4, "mode": "affine"}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def unpacked_weights(bundle: Path) -> dict[str, mx.array]:
+    """The transformers' tensors of a bundle, packed ones as the bfloat16 weights they stand for."""
+    stored = mx.load(str(bundle / MODEL_FILE))
+    assert isinstance(stored, dict)
+    packing = read_config_json(bundle).get("quantization", {})
+    found = {}
+    for name, tensor in stored.items():
+        path, _, kind = name.rpartition(".")
+        if kind in ("scales", "biases"):
+            continue
+        if f"{path}.scales" in stored:
+            scales, biases = stored[f"{path}.scales"], stored[f"{path}.biases"]
+            size, bits = packing["group_size"], packing["bits"]
+            tensor = mx.dequantize(tensor, scales, biases, group_size=size, bits=bits)
+        found[name] = tensor
+    return found
+
+
+def unpacked_bundle(folder: Path) -> Path:
+    """The bundled voice pack with all weights in 16 bits, as a source for quantising."""
+    source = bundled_folder()
+    folder.mkdir(parents=True)
+    for path in source.iterdir():
+        if path.is_file() and path.name != MODEL_FILE:
+            shutil.copyfile(path, folder / path.name)
+    weights = unpacked_weights(source)
+    mx.save_safetensors(str(folder / MODEL_FILE), weights, metadata={"format": "mlx"})
+    config = json.loads((folder / "config.json").read_text())
+    del config["quantization"], config["quantization_config"]
     (folder / "config.json").write_text(json.dumps(config))
     return folder
 

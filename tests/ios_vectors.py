@@ -129,7 +129,7 @@ def vectors() -> dict[str, Any]:
     return {
         "draws": draws,
         "semantic": semantic(facts.sampling(job)),
-        "prompts": [prompt("Hello  there.", "Rms"), prompt("Grüße aus Köln!", "slt")],
+        "prompts": [prompt("Hello  there.", "Vera"), prompt("Grüße aus Köln!", "corvin")],
         "schedules": [schedule(frames) for frames in (1, 2, 8, 20)],
         "prefill": [list(chunks(length)) for length in (32, 96, 320)],
         "wav": wav([0.0, 0.5, -1.0, 2.0, -0.25]),

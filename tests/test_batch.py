@@ -96,7 +96,7 @@ def test_a_good_batch_and_its_resumption(warble: Warble, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     "change",
-    [{"text": "Bye"}, {"seed": 7}, {"voice": "Kal"}, {"temperature": 0.3}, {"max_seconds": 9}],
+    [{"text": "Bye"}, {"seed": 7}, {"voice": "Finch"}, {"temperature": 0.3}, {"max_seconds": 9}],
     ids=str,
 )
 def test_another_input_is_done_again(
@@ -212,7 +212,7 @@ def test_shares_are_a_division(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"text": "Hi", "colour": 1}, "colour"),
         ({"id": "a"}, "text"),
         ({"text": 7}, "Expected `str`"),
-        ({"text": "Hi", "voice": "Rms", "reference_audio": "x", "reference_text": "y"}, "either"),
+        ({"text": "Hi", "voice": "Vera", "reference_audio": "x", "reference_text": "y"}, "either"),
         ({"text": "Hi", "reference_audio": "x"}, "reference-text-required"),
     ],
 )

@@ -40,7 +40,7 @@ def test_alone_and_beside_others(warble: Warble) -> None:
     requests = [request(warble, text, 40 + i) for i, text in enumerate(TEXTS)]
     # Another order, another number of rows, and a neighbour of another voice.
     alone = [generated(warble, [one], 1)[0] for one in requests]
-    other = request(warble, "Good morning.", 9, "Kal")
+    other = request(warble, "Good morning.", 9, "Finch")
     together = generated(warble, [other, *requests[::-1]], 3)[1:][::-1]
     for own, beside in zip(alone, together, strict=True):
         assert np.array_equal(own, beside)
@@ -60,7 +60,7 @@ def test_streamed_or_not(warble: Warble) -> None:
 
 def test_nothing_is_left_of_the_speech_before(warble: Warble) -> None:
     fresh = warble.say("Bye", seed=5)
-    warble.say(TEXTS[2], seed=6, voice="Kal")
+    warble.say(TEXTS[2], seed=6, voice="Finch")
     after = warble.say("Bye", seed=5)
     assert np.array_equal(fresh.codes, after.codes)
     assert np.array_equal(fresh.samples, after.samples)

@@ -101,9 +101,12 @@ def test_another_code_is_a_problem_in_float32_only() -> None:
 
 def test_the_golden_codes_are_the_reference_engines() -> None:
     pytest.importorskip("torch")
-    from reference.golden_sentence import golden_sentence
+    from reference.dump import open_engine
+    from reference.golden_bundled import doctor_sentence
 
-    assert json.loads(doctor.SELF_TEST.read_text()) == golden_sentence(doctor.SELF_TEST.parent)
+    assert json.loads(doctor.SELF_TEST.read_text()) == doctor_sentence(
+        open_engine(doctor.SELF_TEST.parent), doctor.SELF_TEST.parent
+    )
 
 
 @pytest.mark.parametrize(("free", "states"), [(1e9, ["good", "note"]), (9e9, ["good", "good"])])

@@ -112,8 +112,9 @@ def test_the_command_tells_and_fails(copy: Path, monkeypatch: pytest.MonkeyPatch
 def test_the_manifest_knows_the_model(exported: Path) -> None:
     found = read_manifest(exported)
     assert found.audio.sample_rate == 44_100
-    assert [v.name for v in found.voices if v.default] == ["Rms"]
-    assert found.quantization is None
+    assert [v.name for v in found.voices if v.default] == ["Vera"]
+    assert found.quantization is not None
+    assert (found.quantization.bits, found.quantization.linears) == (8, 55)
     assert found.sampling.max_text_characters == 170
     by_name = {f.name: f for part in found.parts for f in part.functions}
     assert [t.name for t in by_name["prefill_32_512"].inputs] == ["columns", "slot", "hole"]
@@ -223,17 +224,21 @@ def test_voices_are_chosen_and_registered_ones_become_columns(tmp_path: Path) ->
     codes = np.random.default_rng(0).integers(0, 500, (10, 20)).astype(np.int32)
     codec = Codec.of(job.bundle, job.config, job.raw_config)
     keep(RegisteredVoice("Änna B", "Some words.", codes, codec))
-    manifest = export(bundled_folder(), tmp_path / "out", only=ONLY, voices=["slt", "änna b"])
-    slt, anna = manifest.voices
-    assert (slt.name, slt.default, anna.file) == ("Slt", False, "voices/änna-b.safetensors")
-    assert len(slt.token_ids) == 1
+    manifest = export(bundled_folder(), tmp_path / "out", only=ONLY, voices=["corvin", "änna b"])
+    corvin, anna = manifest.voices
+    assert (corvin.name, corvin.default, anna.file) == (
+        "Corvin",
+        False,
+        "voices/änna-b.safetensors",
+    )
+    assert len(corvin.token_ids) == 1
     columns = read_header(tmp_path / "out" / anna.file).read("columns")
     assert (columns[1:, columns[0] >= job.config.semantic_begin_id] == codes).all()
     assert results(tmp_path / "out")["damaged or missing files"] == "pass"
 
 
 def test_an_unknown_or_doubled_voice_is_told(tmp_path: Path) -> None:
-    for names, told in ((["nobody"], "nobody"), (["Slt", "slt"], "twice")):
+    for names, told in ((["nobody"], "nobody"), (["Corvin", "corvin"], "twice")):
         with pytest.raises(VoiceError, match=told):
             export(bundled_folder(), tmp_path / "out", only=ONLY, voices=names)
 

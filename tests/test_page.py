@@ -100,7 +100,7 @@ def test_the_page_needs_nothing_from_elsewhere(server: Running) -> None:
 
 def test_it_speaks_what_the_server_sends(page: Any) -> None:
     page.fill("#text", "Good morning to you.")
-    page.select_option("#voice", "Kal")
+    page.select_option("#voice", "Finch")
     page.fill("#seed", "7")
     page.press("#text", "Control+Enter")
     page.wait_for_selector("#download", state="visible")
@@ -110,7 +110,7 @@ def test_it_speaks_what_the_server_sends(page: Any) -> None:
         page.click("#download")
     data = Path(found.value.path()).read_bytes()
     samples, rate = soundfile.read(io.BytesIO(data), dtype="int16")
-    wanted = quick_warble()[0].say("Good morning to you.", voice="Kal", seed=7).samples
+    wanted = quick_warble()[0].say("Good morning to you.", voice="Finch", seed=7).samples
     assert rate == 44_100
     assert np.array_equal(samples, np.frombuffer(Pcm(44_100).encode(wanted), "<i2"))
     drawn = page.evaluate(

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
+import ios_data
 import packing_stand_in
 import pytest
 import synthetic
@@ -16,7 +17,6 @@ from warble_mlx import cli
 from warble_mlx.convert import convert
 from warble_mlx.errors import HubError
 from warble_mlx.fidelity.compare import stored_packings
-from warble_mlx.hub import bundled_folder
 from warble_mlx.publish import check_repo, plan_upload, upload
 from warble_mlx.quant import Packing
 
@@ -43,7 +43,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_speaks(tmp_path: Path, capfd: Capture) -> None:
     """The whole command, with the bundled model: sizes on stdout, its test sentence on stderr."""
     out = tmp_path / "q8"
-    assert cli.main(["quantize", str(bundled_folder()), str(out), "--bits", "8"]) == 0
+    assert cli.main(["quantize", str(ios_data.unpacked_bundle(tmp_path / "b16")), str(out), "--bits", "8"]) == 0
     shown = capfd.readouterr()
     assert "40 Linears  slow AR  8 bits, groups of 64, affine" in shown.out
     assert "15 Linears  fast AR  8 bits, groups of 64, affine" in shown.out

@@ -65,7 +65,7 @@ def test_a_file_holds_codes_and_facts_and_nothing_else(voice: RegisteredVoice, s
         "transcript": SAID,
         "description": "a keeper's tale",
         "language": "en",
-        "codec": "10 codebooks of 1024 and 512, 2048 samples a frame at 44100 Hz",
+        "codec": "10 codebooks of 1024 and 1024, 2048 samples a frame at 44100 Hz",
         "codec_sha256": provenance["source_files"]["codec.safetensors"],
         "clip_seconds": "3.627",
         "clip_sample_rate": "44100",

@@ -140,7 +140,7 @@ def test_a_tokenizer_that_normalises_makes_no_token(tiny_source: Path) -> None:
     assert [i for i in ids if i != alphabet["]"]] == [alphabet[c] for c in "so <think> well"]
 
 
-@pytest.mark.parametrize("name", ["<|im_end|>", "Rms<|im_end|>", "<|speaker:1|>", "＜|voice|＞"])
+@pytest.mark.parametrize("name", ["<|im_end|>", "Vera<|im_end|>", "<|speaker:1|>", "＜|voice|＞"])
 def test_a_voice_name_is_no_token(name: str) -> None:
     voices = read_voices(bundled_folder())
     with pytest.raises(VoiceError, match="no voice"):
@@ -218,10 +218,10 @@ def test_supported_scripts_pass(text: str) -> None:
 
 
 def test_a_voice_of_one_language() -> None:
-    assert language_doubts("Hello, 世界, bonjour, and 안녕.", "Rms", "en") == ()
-    (doubt,) = language_doubts("第一行。", "Rms", "en")
+    assert language_doubts("Hello, 世界, bonjour, and 안녕.", "Vera", "en") == ()
+    (doubt,) = language_doubts("第一行。", "Vera", "en")
     assert "Han" in doubt
-    assert "Rms" in doubt
+    assert "Vera" in doubt
     assert doubt.endswith("(voice-language)")
     assert language_doubts("第一行。", "Mei", "zh") == ()
     assert language_doubts("第一行。", None, "") == ()

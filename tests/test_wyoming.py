@@ -96,12 +96,12 @@ def test_describe(worker: Worker) -> None:
     (program,) = Info.from_event(event).tts
     assert program.supports_synthesize_streaming
     voices = {voice.name: voice.languages for voice in program.voices}
-    assert set(voices) == {"Slt", "Rms", "Awb", "Kal", "Robin"}
-    assert voices["Kal"] == ["en"]
+    assert set(voices) == {"Corvin", "Vera", "Marlow", "Finch", "Robin"}
+    assert voices["Finch"] == ["en"]
 
 
 def test_synthesize(worker: Worker) -> None:
-    asked = Synthesize("Good morning.", voice=SynthesizeVoice(name="Kal"))
+    asked = Synthesize("Good morning.", voice=SynthesizeVoice(name="Finch"))
     events = talk(worker, lambda client: ask(client, asked, until=AudioStop))
     start = AudioStart.from_event(events[0])
     assert (start.rate, start.width, start.channels) == (44_100, 2, 1)
@@ -120,13 +120,13 @@ def test_the_sound_is_what_is_said(worker: Worker, monkeypatch: pytest.MonkeyPat
     asked = Synthesize("Good morning.", voice=SynthesizeVoice(language="en_GB"))
     events = talk(worker, lambda client: ask(client, asked, until=AudioStop))
     assert sound(events) == Pcm(44_100).encode(
-        quick_warble()[0].say("Good morning.", voice="Slt", seed=5).samples
+        quick_warble()[0].say("Good morning.", voice="Corvin", seed=5).samples
     )
 
 
 def test_text_that_arrives_is_one_stream(worker: Worker) -> None:
     async def act(client: AsyncTcpClient) -> tuple[list[Event], list[Event]]:
-        await client.write_event(SynthesizeStart(voice=SynthesizeVoice(name="Rms")).event())
+        await client.write_event(SynthesizeStart(voice=SynthesizeVoice(name="Vera")).event())
         # The first sentence is heard before the last is written.
         begun = await ask(
             client, SynthesizeChunk("Good mor"), SynthesizeChunk("ning. And"), until=AudioChunk

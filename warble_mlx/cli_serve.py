@@ -113,7 +113,7 @@ def serve(
     \b
       warble serve
       curl localhost:8000/v1/audio/speech -o hello.mp3 \\
-        -H "Content-Type: application/json" -d '{"input": "Hello.", "voice": "Rms"}'
+        -H "Content-Type: application/json" -d '{"input": "Hello.", "voice": "Vera"}'
     """
     local = is_local(host)
     if not local and not token:

@@ -39,7 +39,7 @@ def export(settings: Settings, codec: Path, dual_ar: Path, out: Path) -> None:
         },
         "generation_config.json": {
             **ends, **sampling, "do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 50,
-            "max_new_tokens": 420,
+            "max_new_tokens": 420, "plain_punctuation": True,
         },
         "processor_config.json": {
             "processor_class": "ArkttsProcessor",

@@ -83,7 +83,7 @@ def parsed() -> argparse.Namespace:
         "--seconds", type=float, help="for this stage, instead of the budgets below"
     )
     for stage, seconds in (
-        ("synthesise", 330), ("codec", 330), ("dual-ar", 400), ("decoder", 330),
+        ("synthesise", 240), ("codec", 470), ("dual-ar", 400), ("decoder", 370),
     ):  # fmt: skip
         parser.add_argument(f"--{stage}-seconds", type=float, default=seconds)
     return parser.parse_args()

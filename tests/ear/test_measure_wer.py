@@ -47,32 +47,32 @@ def cells(table: str) -> dict[str, list[str]]:
 
 def test_the_table_adds_up(script: ModuleType) -> None:
     rows = [
-        row("Rms", "a" * 10, 1, 1.0),
-        row("Rms", "a" * 20, 3, 2.0),
-        row("Rms", "a" * 30, 2, 3.0, "length"),
-        row("Slt", "a" * 10, 0, 9.0),
+        row("Vera", "a" * 10, 1, 1.0),
+        row("Vera", "a" * 20, 3, 2.0),
+        row("Vera", "a" * 30, 2, 3.0, "length"),
+        row("Corvin", "a" * 10, 0, 9.0),
     ]
     found = cells(script.table(rows, None))
-    assert found["Rms"][:2] == ["6 / 30", "20.0%"]
-    assert found["Rms"][3:] == ["2 of 3", "1.00 … 1.00"]  # lengths on a line
-    assert found["Slt"][:2] == ["0 / 10", "0.0%"]
-    assert found["Slt"][3:] == ["1 of 1", "-"]  # too few for a line
+    assert found["Vera"][:2] == ["6 / 30", "20.0%"]
+    assert found["Vera"][3:] == ["2 of 3", "1.00 … 1.00"]  # lengths on a line
+    assert found["Corvin"][:2] == ["0 / 10", "0.0%"]
+    assert found["Corvin"][3:] == ["1 of 1", "-"]  # too few for a line
     assert found["all"][:2] == ["6 / 40", "15.0%"]
 
 
 def test_a_run_that_is_too_long_shows_in_the_length_ratio(script: ModuleType) -> None:
-    rows = [row("Rms", "a" * n, 0, n / 10 * (4 if n == 30 else 1)) for n in range(10, 60)]
-    low, high = map(float, cells(script.table(rows, None))["Rms"][4].split(" … "))
+    rows = [row("Vera", "a" * n, 0, n / 10 * (4 if n == 30 else 1)) for n in range(10, 60)]
+    low, high = map(float, cells(script.table(rows, None))["Vera"][4].split(" … "))
     assert 0.8 < low < high < 1.1
     assert max(script.ratios(rows)) > 3
 
 
 def test_differences_are_paired_by_voice_seed_and_sentence(script: ModuleType) -> None:
-    before = [row("Rms", "one", 1, 1.0), row("Rms", "two", 5, 2.0), row("Slt", "two", 9, 2.0)]
-    after = [row("Rms", "two", 6, 3.0), row("Rms", "one", 2, 1.5), row("Awb", "one", 0, 1.0)]
+    before = [row("Vera", "one", 1, 1.0), row("Vera", "two", 5, 2.0), row("Corvin", "two", 9, 2.0)]
+    after = [row("Vera", "two", 6, 3.0), row("Vera", "one", 2, 1.5), row("Marlow", "one", 0, 1.0)]
     found = cells(script.table(after, before))
-    assert found["Rms"][5:] == ["+10.0 (+10.0 … +10.0)", "1.50 … 1.50"]
-    assert found["Awb"][5:] == ["-", "-"]
+    assert found["Vera"][5:] == ["+10.0 (+10.0 … +10.0)", "1.50 … 1.50"]
+    assert found["Marlow"][5:] == ["-", "-"]
 
 
 def test_the_sentences(script: ModuleType) -> None:
@@ -99,7 +99,7 @@ def test_a_small_run(recogniser: Recogniser, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     rows = json.loads(out.read_text())["utterances"]
-    assert [r["voice"] for r in rows] == ["Rms", "Rms"]
+    assert [r["voice"] for r in rows] == ["Vera", "Vera"]
     assert all(r["heard"] and r["finish_reason"] == "stop" for r in rows)
     total = sum(r["words"] for r in rows)
-    assert cells(done.stdout)["Rms"][0] == f"{sum(r['errors'] for r in rows)} / {total}"
+    assert cells(done.stdout)["Vera"][0] == f"{sum(r['errors'] for r in rows)} / {total}"
