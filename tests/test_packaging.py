@@ -169,7 +169,7 @@ def test_imports_and_dependencies_agree(project: dict[str, Any]) -> None:
 
 
 def test_python_in_a_checkout_finds_the_packages_beside() -> None:
-    """As after `git clone` and `pip install .`: the folder that Python is started in comes first."""
+    """As after `git clone` and `pip install .`: the current folder comes first."""
     code = (
         "import sys\n"
         "sys.meta_path[:] = [f for f in sys.meta_path if 'Editable' not in repr(f)]\n"

@@ -293,9 +293,10 @@ def say(
     if as_json:
         emit(facts(warble, speech, output if kept else None))
     if not kept:
+        outcome = "" if is_live else f", so {output} was not written"
         say_so(
             f"the speech was cut after {speech.seconds:.2f} s, before its end"
-            f"{'' if is_live else ', so nothing was written'}: allow more with --max-seconds, or"
+            f"{outcome}: allow more with --max-seconds, or"
             f" {'accept' if is_live else 'keep'} it with --allow-truncated"
         )
         ctx.exit(TRUNCATED_STATUS)
