@@ -21,7 +21,7 @@ from warble_mlx.convert.companions import is_licence, write_json
 from warble_mlx.convert.names import DECODER, ENCODER, MODEL
 from warble_mlx.errors import MissingExtraError, WarbleError
 from warble_mlx.fidelity.compare import Fidelity, compare
-from warble_mlx.fidelity.report import FIDELITY_FILE, to_json, write_text
+from warble_mlx.fidelity.report import FIDELITY_FILE, to_json
 from warble_mlx.inspect_bundle import Part, describe_bundle
 from warble_mlx.quant.affine import Packed
 from warble_mlx.quant.calibration import Progress, calibrated, check_modes
@@ -124,7 +124,7 @@ def quantize(
         found = None
         if report:
             found = compare(bundle, stage, report, name=out.name, progress=progress)
-            write_text(to_json(found), stage / FIDELITY_FILE)
+            (stage / FIDELITY_FILE).write_text(to_json(found), "utf-8")
         parts = describe_bundle(stage).parts
         write_card(bundle, stage, default, layers, facts["method"], found)
     return Quantised(out, layers, parts, nbytes, speech, found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -648,6 +649,34 @@ def test_unexpected_errors_are_status_1(fake: FakeWarble, run: Run) -> None:
     assert result.err == (
         "warble: unexpected error: ZeroDivisionError: division by zero; --debug shows where\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "a", None, "b"), "b: No space left"),
+        (OSError(errno.EROFS, "Read-only file system", "c"), "c: Read-only file system"),
+    ],
+)
+def test_a_disk_that_refuses_is_no_defect(
+    fake: FakeWarble, run: Run, error: OSError, told: str
+) -> None:
+    fake.error = error
+    result = run("Hi", "-o", "x.wav")
+    assert result.status == 2
+    assert f"warble: {told}" in result.err
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout(unbuffered: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "warble_mlx", "voices"], stdout=full, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "warble: stdout: No space left on device\n"
 
 
 @pytest.mark.parametrize("error", [VoiceError("no voice"), ZeroDivisionError("zero")])

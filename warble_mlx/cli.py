@@ -9,6 +9,7 @@ Nothing heavy is imported before a command needs it, so that `--help` is instant
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -54,6 +55,8 @@ from warble_mlx.errors import CheckpointError, SickError, WarbleError
 
 INTERRUPTED_STATUS = 130
 UNEXPECTED_STATUS = 1
+# What a folder or a disk may answer to any write, and no defect of ours.
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @click.group(
@@ -239,9 +242,14 @@ def main(args: Sequence[str] | None = None) -> int:
             say_so(doubt)
         say_so(str(error))
         return error.exit_status
-    except Exception as error:  # a defect of ours: say so, and how to see more of it
+    except Exception as error:
         if debug:
             traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in _REFUSALS:
+            where = error.filename2 or error.filename
+            say_so(f"{f'{where}: ' if where else ''}{error.strerror}")
+            return WarbleError.exit_status
+        # A defect of ours: say so, and how to see more of it.
         hint = "" if debug else "; --debug shows where"
         say_so(f"unexpected error: {type(error).__name__}: {error}{hint}")
         return UNEXPECTED_STATUS

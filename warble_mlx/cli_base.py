@@ -150,10 +150,13 @@ def emit(data: bytes | str) -> None:
         while left:  # with PYTHONUNBUFFERED a pipe takes what it has room for
             left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
+    except OSError as error:  # the reader has gone, or the disk is full
         # Or the interpreter would try to flush once more at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(EPIPE_STATUS) from None
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(EPIPE_STATUS) from None
+        error.filename = "stdout"
+        raise
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
