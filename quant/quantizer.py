@@ -86,9 +86,8 @@ def quantize(
     result is compared with its source and the figures are put into the folder. `check` lets it
     speak a sentence.
 
-    Raises WarbleError before anything is written for what cannot work, CheckpointError or
-    SickError when the written bundle does not hold what it should or does not speak; `out` then
-    does not appear.
+    Raises WarbleError before anything is written for what cannot work, CheckpointError when the
+    written bundle does not hold what it should or does not speak; `out` then does not appear.
     """
     default = packing(bits, group_size, mode)
     config, raw = read_config(bundle), read_config_json(bundle)
@@ -103,7 +102,7 @@ def quantize(
     if calibration:
         check_modes(layers)
         _check_apart(calibration, report)
-    quantize_model = _quantize_model()
+    quantize_model = mlx_lm_packing()
     learned: dict[str, Packed] = {}
     facts: dict[str, Any] = {"method": ROUNDING}
     with staged_folder(out, source=bundle, force=force) as stage:
@@ -145,7 +144,8 @@ def _copy_rest(bundle: Path, stage: Path) -> None:
             shutil.copyfile(path, stage / path.name)
 
 
-def _quantize_model() -> QuantizeModel:
+def mlx_lm_packing() -> QuantizeModel:
+    """mlx-lm's `quantize_model`. Raises MissingExtraError without it."""
     try:
         from mlx_lm.utils import quantize_model
     except ImportError as error:

@@ -23,7 +23,7 @@ from loudspeaker import Loudspeaker
 import warble_mlx
 import warble_mlx.convert
 from warble_mlx import cli, hub, player, speech_check
-from warble_mlx.errors import CheckpointError, HubError, VoiceError
+from warble_mlx.errors import CheckpointError, HubError, SickError, VoiceError
 from warble_mlx.model_files import BUNDLE_MARK
 from warble_mlx.reading import Chunk
 from warble_mlx.results import Speech, Timings
@@ -805,6 +805,16 @@ def test_convert_fails_if_the_result_does_not_speak(
     assert result.status == 2
     assert "it does not speak" in result.err
     assert run("convert", "model", "out", "--no-check").status == 0
+
+
+def test_convert_says_that_a_bundle_without_speech_is_there(
+    fake: FakeWarble, run: Run, converted: Converted
+) -> None:
+    fake.error = SickError("too-long", "no end came", "it missed its end", "try another seed")
+    result = run("convert", "model", "out")
+    assert result.status == 2
+    assert "out was written, but it does not speak: no end came; probably it missed" in result.err
+    assert "dropped" not in result.err
 
 
 def test_convert_passes_errors_on(

@@ -39,6 +39,7 @@ from warble_mlx.cli_export import export_ios, verify_ios
 from warble_mlx.cli_fidelity import fidelity
 from warble_mlx.cli_quantize import (
     Wish,
+    check_possible,
     check_upload,
     packing_options,
     quantize,
@@ -144,12 +145,8 @@ def convert(
         raise click.UsageError(f"{', '.join(wish.given)} need --bits, or -q")
     check_upload(upload_repo, dry_run)
     target = Path(out)
-    if quantised:  # said before minutes are spent on the conversion
-        from warble_mlx.quant.policy import packing
-
-        packing(wish.bits, wish.group_size, wish.mode)
-        if target.exists() and not force:
-            raise CheckpointError(f"{out} exists already. Give another folder, or --force")
+    if quantised:
+        check_possible(wish, target, force=force)
     found = locate(source, offline=offline, revision=revision)
     with _between(target, quantised) as plain:
         with conversion_bar(shown=True) as advance:
@@ -164,9 +161,6 @@ def convert(
             )
         emit(format_report(result).rstrip("\n") + "\n")
         if quantised:
-            from warble_mlx.backend import prepare
-
-            prepare()
             quantize_as_wished(plain, target, wish, check=not no_check, force=force)
     if not (quantised or no_check):
         from warble_mlx.speech_check import check_speaks
