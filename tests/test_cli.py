@@ -362,6 +362,7 @@ def test_environment_sets_defaults_that_the_line_overrides(
         ("--max-seconds", "inf", "more than 0, not inf"),
         ("--rate", "200", "no speed control"),
         ("-r", "200", "no speed control"),
+        ("--speed", "1.5", "no speed control"),
         ("-a", "USB", "system's default output"),
     ],
 )
@@ -373,6 +374,14 @@ def test_bad_values_are_told(
     assert words in result.err
     assert option in result.err
     assert not fake.loaded
+
+
+def test_a_bad_value_from_the_environment_names_its_variable(
+    fake: FakeWarble, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARBLE_TOP_P", "2")
+    assert "from 0 to 1, not 2 (set in the environment as WARBLE_TOP_P)" in run("say", "Hi").err
+    assert "environment" not in run("say", "--top-p", "3", "Hi").err
 
 
 # ------------------------------------------------------------------------------- the reference
@@ -409,6 +418,7 @@ def test_doubts_about_a_clip_are_told_and_it_is_used(fake: FakeWarble, run: Run)
     clip = str(CLIPS / "ref_8k_u8.wav")
     result = run("Hi", "-o", "x.wav", "--ref-audio", clip, "--ref-text", SAID)
     assert result.status == 0
+    assert "warble: warning: the clip" in result.err
     assert "low-bandwidth" in result.err
     assert fake.asked["ref_audio"] == clip
 
@@ -498,7 +508,7 @@ def test_with_a_loudspeaker_it_is_played(
         ("x.aiff", ".wav, .flac, .mp3, .ogg"),
         ("speech", "no suffix"),
         ("no/where/x.wav", "no folder no/where"),
-        (".", "no suffix"),
+        (".", "is a folder"),
     ],
 )
 def test_wrong_output_stops_before_loading(

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from warble_mlx import __version__
 from warble_mlx.cli_base import (
@@ -217,6 +218,14 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         ctx.exit(UNEXPECTED_STATUS)
 
 
+def _name_variable(error: click.ClickException) -> None:
+    """Say which variable of the environment a bad value comes from: nobody typed it just now."""
+    if isinstance(error, click.BadParameter) and error.ctx and error.param and error.param.name:
+        source = error.ctx.get_parameter_source(error.param.name)
+        if source is ParameterSource.ENVIRONMENT:
+            error.message += f" (set in the environment as {error.param.envvar})"
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     args = sys.argv[1:] if args is None else list(args)
@@ -227,13 +236,14 @@ def main(args: Sequence[str] | None = None) -> int:
         say_so("interrupted")
         return INTERRUPTED_STATUS
     except click.ClickException as error:
+        _name_variable(error)
         error.show()
         return error.exit_code
     except WarbleError as error:
         if debug:
             traceback.print_exc()
         for doubt in error.warnings if isinstance(error, SickError) else ():
-            say_so(doubt)
+            say_so(f"warning: {doubt}")
         say_so(str(error))
         return error.exit_status
     except Exception as error:

@@ -58,7 +58,11 @@ def _refuse(reason: str) -> Callable[[click.Context, click.Parameter, Any], None
 
 # Flags of the macOS command `say` that people have in their fingers. Better refused than ignored.
 _REFUSED = {
-    ("-r", "--rate"): "the model has no speed control; change the speed of the finished file,"
+    (
+        "-r",
+        "--rate",
+        "--speed",
+    ): "the model has no speed control; change the speed of the finished file,"
     " for example with: ffmpeg -i speech.wav -filter:a atempo=1.2 faster.wav",
     ("-a", "--audio-device"): "speech is played on the system's default output; choose that in the"
     " system's settings",
@@ -227,7 +231,7 @@ def say(
         from warble_mlx.clips import prepare_clip
 
         for doubt in prepare_clip(ref_audio, ref_text, clip_seconds)[2].warnings:
-            say_so(doubt)
+            say_so(f"warning: {doubt}")
         warnings.simplefilter("ignore", VoiceWarning)  # they have just been told
 
     import warble_mlx
@@ -283,7 +287,7 @@ def say(
         if kept:
             deliver(speech, output)
     for doubt in speech.warnings:
-        say_so(doubt)
+        say_so(f"warning: {doubt}")
     report(warble, speech, place_of(output) if kept or is_live else None)
     if kept and wanted is None and output is not None:
         say_so(
