@@ -484,6 +484,7 @@ def test_without_a_loudspeaker_a_file_is_written_and_named(fake: FakeWarble, run
     assert result.status == 0
     assert soundfile.info("warble.wav").frames == FRAMES * 2048
     assert result.err.count("warble.wav") == 2
+    assert "warble.wav was written and nothing played: " in result.err
     assert 'pip install "warble-mlx[play]"' in result.err
 
 

@@ -290,10 +290,9 @@ def say(
         say_so(f"warning: {doubt}")
     report(warble, speech, place_of(output) if kept or is_live else None)
     if kept and wanted is None and output is not None:
-        say_so(
-            f"there was nothing to play on, so {output} was written; playing needs a loudspeaker"
-            ' and pip install "warble-mlx[play]"'
-        )
+        from warble_mlx.player import why_mute
+
+        say_so(f"{output} was written and nothing played: {why_mute()}")
     if as_json:
         emit(facts(warble, speech, output if kept else None))
     if not kept:
