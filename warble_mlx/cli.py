@@ -218,12 +218,14 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         ctx.exit(UNEXPECTED_STATUS)
 
 
-def _name_variable(error: click.ClickException) -> None:
-    """Say which variable of the environment a bad value comes from: nobody typed it just now."""
+def _with_variable(error: click.ClickException) -> click.ClickException:
+    """The error, and which variable of the environment its value is from: nobody typed that."""
     if isinstance(error, click.BadParameter) and error.ctx and error.param and error.param.name:
         source = error.ctx.get_parameter_source(error.param.name)
         if source is ParameterSource.ENVIRONMENT:
-            error.message += f" (set in the environment as {error.param.envvar})"
+            told = f"{error.message} (set in the environment as {error.param.envvar})"
+            return click.BadParameter(told, error.ctx, error.param)
+    return error
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -236,8 +238,7 @@ def main(args: Sequence[str] | None = None) -> int:
         say_so("interrupted")
         return INTERRUPTED_STATUS
     except click.ClickException as error:
-        _name_variable(error)
-        error.show()
+        _with_variable(error).show()
         return error.exit_code
     except WarbleError as error:
         if debug:
