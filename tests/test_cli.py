@@ -678,6 +678,24 @@ def test_a_disk_that_refuses_is_no_defect(
     assert f"warble: {told}" in result.err
 
 
+@pytest.mark.parametrize(
+    ("redirection", "command", "status", "told"),
+    [
+        ("<&-", 'say "Hi." -o out.wav', 0, b"out.wav"),
+        (">&-", "voices", 2, b"warble: stdout is closed"),
+        ("2>&-", "voices", 0, b""),
+    ],
+)
+def test_closed_standard_streams(
+    tmp_path: Path, redirection: str, command: str, status: int, told: bytes
+) -> None:
+    """As some launchers start their programs."""
+    line = f"exec {sys.executable} -m warble_mlx {command} {redirection}"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == status, done.stderr
+    assert told in done.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_a_full_disk_behind_stdout(unbuffered: str) -> None:

@@ -228,8 +228,19 @@ def _with_variable(error: click.ClickException) -> click.ClickException:
     return error
 
 
+def _fill_standard_streams() -> None:
+    """Give the null device the numbers 0 to 2 that are closed: a file opened later would get one,
+    and MLX takes a file that has number 0 for one that could not be opened."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    _fill_standard_streams()
     args = sys.argv[1:] if args is None else list(args)
     debug = "--debug" in args or os.environ.get("WARBLE_DEBUG", "0") not in ("", "0")
     try:
