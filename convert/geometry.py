@@ -109,9 +109,11 @@ def check_layer_counts(shapes: Shapes, config: ModelConfig, where: str) -> None:
     ):
         have = count_layers(shapes, stem)
         if have != want:
+            elsewhere = next((n for n in shapes if f".{stem}layers.0." in n), None)
+            hint = "" if have or not elsewhere else f"; the names begin differently: {elsewhere}"
             raise CheckpointError(
                 f"{where} contradicts the tensors: {name} is {want}, but {have} layers are stored"
-                f" as {stem}layers.*"
+                f" as {stem}layers.*{hint}"
             )
 
 

@@ -1,8 +1,9 @@
 """A source folder: which files it has, what is wrong with them, and one pool of tensors.
 
 Layouts are told apart by what the files hold. Names lose the prefixes that others have published
-(`model.`, `codec.`, `generator.`); whether convolutions are stored channels first or last is seen
-at Snake's alpha, which is `[1, C, 1]` in the first case and `[1, 1, C]` in the second.
+and trainers put in front (`model.`, `codec.`, `generator.`, `module.`, `_orig_mod.`); whether
+convolutions are stored channels first or last is seen at Snake's alpha, which is `[1, C, 1]` in
+the first case and `[1, 1, C]` in the second.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from warble_mlx.safetensors_file import Header, read_header
 
 INDEX = "model.safetensors.index.json"
 CODEC_NAMES = ("codec.pth", "codec.safetensors")
+# Of a whole model: its parts, torch's DistributedDataParallel and torch.compile.
+_PREFIXES = ("model.", "codec.", "module.", "_orig_mod.")
 _WEIGHT_NORM = (".parametrizations.weight.original", ".weight_g", ".weight_v")
 
 
@@ -200,8 +203,14 @@ def _generator(tensors: Mapping[str, StoredTensor], dropped: list[Dropped]) -> d
 
 def _merge(pool: dict[str, StoredTensor], more: Mapping[str, StoredTensor], path: Path) -> None:
     for name, tensor in more.items():
-        prefix = next((p for p in ("model.", "codec.") if name.startswith(p)), "")
-        short = name.removeprefix(prefix)
+        short = name
+        while prefix := next((p for p in _PREFIXES if short.startswith(p)), ""):
+            short = short.removeprefix(prefix)
+        if ".lora_" in short:
+            raise CheckpointError(
+                f"{path} holds a LoRA adapter ({name}): merge it into the weights first, for"
+                " example with merge_and_unload() of peft, and save the whole model"
+            )
         if short in pool:
             raise CheckpointError(f"{path} holds {name}, which was already read as {short}")
         pool[short] = tensor

@@ -21,7 +21,7 @@ from warble_mlx.convert.companions import is_licence, write_json
 from warble_mlx.convert.names import DECODER, ENCODER, MODEL
 from warble_mlx.errors import MissingExtraError, WarbleError
 from warble_mlx.fidelity.compare import Fidelity, compare
-from warble_mlx.fidelity.report import FIDELITY_FILE, to_json, write_text
+from warble_mlx.fidelity.report import FIDELITY_FILE, to_json
 from warble_mlx.inspect_bundle import Part, describe_bundle
 from warble_mlx.quant.affine import Packed
 from warble_mlx.quant.calibration import Progress, calibrated, check_modes
@@ -86,9 +86,8 @@ def quantize(
     result is compared with its source and the figures are put into the folder. `check` lets it
     speak a sentence.
 
-    Raises WarbleError before anything is written for what cannot work, CheckpointError or
-    SickError when the written bundle does not hold what it should or does not speak; `out` then
-    does not appear.
+    Raises WarbleError before anything is written for what cannot work, CheckpointError when the
+    written bundle does not hold what it should or does not speak; `out` then does not appear.
     """
     default = packing(bits, group_size, mode)
     config, raw = read_config(bundle), read_config_json(bundle)
@@ -103,7 +102,7 @@ def quantize(
     if calibration:
         check_modes(layers)
         _check_apart(calibration, report)
-    quantize_model = _quantize_model()
+    quantize_model = mlx_lm_packing()
     learned: dict[str, Packed] = {}
     facts: dict[str, Any] = {"method": ROUNDING}
     with staged_folder(out, source=bundle, force=force) as stage:
@@ -124,7 +123,7 @@ def quantize(
         found = None
         if report:
             found = compare(bundle, stage, report, name=out.name, progress=progress)
-            write_text(to_json(found), stage / FIDELITY_FILE)
+            (stage / FIDELITY_FILE).write_text(to_json(found), "utf-8")
         parts = describe_bundle(stage).parts
         write_card(bundle, stage, default, layers, facts["method"], found)
     return Quantised(out, layers, parts, nbytes, speech, found)
@@ -145,7 +144,8 @@ def _copy_rest(bundle: Path, stage: Path) -> None:
             shutil.copyfile(path, stage / path.name)
 
 
-def _quantize_model() -> QuantizeModel:
+def mlx_lm_packing() -> QuantizeModel:
+    """mlx-lm's `quantize_model`. Raises MissingExtraError without it."""
     try:
         from mlx_lm.utils import quantize_model
     except ImportError as error:

@@ -123,8 +123,9 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
 
 def test_folder_is_no_target(tmp_path: Path) -> None:
     (tmp_path / "speech.wav").mkdir()
-    with pytest.raises(AudioError, match="is a folder"):
-        write_audio(tone(), RATE, tmp_path / "speech.wav")
+    for folder in (tmp_path / "speech.wav", tmp_path, Path(".")):
+        with pytest.raises(AudioError, match="is a folder"):
+            write_audio(tone(), RATE, folder)
 
 
 def test_failed_write_leaves_the_old_file_and_nothing_else(

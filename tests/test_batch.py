@@ -23,7 +23,7 @@ from warble_mlx.batch import run
 from warble_mlx.batch.ranks import Ranks
 from warble_mlx.batch.rows import read_rows
 from warble_mlx.batch.run import Outcome, run_batch
-from warble_mlx.errors import AudioError, WarbleError
+from warble_mlx.errors import WarbleError
 
 CASES = Path(__file__).parent / "cases" / "batch"
 WORDS = ["Hi", "Yes.", "Bye", "No.", "Good.", "Hello."]
@@ -272,6 +272,19 @@ def test_seeds_follow_from_ids_not_from_order(warble: Warble, tmp_path: Path) ->
 def test_what_cannot_be_read_or_made(warble: Warble, tmp_path: Path) -> None:
     with pytest.raises(WarbleError, match="cannot be read"):
         speak(warble, tmp_path / "none.jsonl", tmp_path / "out")
+    for text, found in (("", "no rows; a row"), ('{"txt": "Hi"}\nx\n', r"rows \(line 1 .*`txt`")):
+        (tmp_path / "story.txt").write_text(text)
+        with pytest.raises(WarbleError, match=found):
+            speak(warble, tmp_path / "story.txt", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises((WarbleError, AudioError), match=r"File exists|Not a directory"):
+    with pytest.raises(WarbleError, match="is a file: name the folder"):
         speak(warble, write(tmp_path / "in.jsonl", *rows_of(["Hi"])), tmp_path / "file")
+
+
+def test_ids_that_differ_in_case_alone_name_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_text('{"id": "intro", "text": "Hi."}\n' * 2 + '{"id": "Intro", "text": "Hi."}\n')
+    again, other = (failure.error for failure in read_rows(path)[1])
+    assert again == "line 1 has the id 'intro' already"
+    assert other == "line 1 has the id 'intro' already, and case does not count"

@@ -130,6 +130,30 @@ def test_wrong_usage(capfd: pytest.CaptureFixture[str], arguments: list[str], wo
     assert words in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("command", [["bench"], ["fidelity", "x", "--sweep"], ["verify", "x"]])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], command: list[str]
+) -> None:
+    assert cli.main([*command, "--json", str(tmp_path / "absent" / "x.json")]) == 2
+    assert capfd.readouterr().err.startswith(f"warble: there is no folder {tmp_path / 'absent'}")
+
+
+@pytest.mark.parametrize("command", [["bench"], ["fidelity", "x", "--sweep"]])
+def test_a_chart_that_cannot_be_drawn_is_told_likewise(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+) -> None:
+    pytest.importorskip("matplotlib", reason="the bench extra is not installed")
+    line = [*command, "--chart", str(tmp_path / "x.tune")]
+    assert cli.main(line) == 2
+    assert capfd.readouterr().err.startswith(f"warble: {tmp_path / 'x.tune'} cannot be drawn")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert cli.main(line) == 2
+    assert capfd.readouterr().err.startswith("warble: Drawing a chart needs matplotlib")
+
+
 @pytest.mark.parametrize("value", ["60,120", "60 120"])
 def test_bandwidths_may_stand_in_one_word(
     value: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -22,7 +23,7 @@ from loudspeaker import Loudspeaker
 import warble_mlx
 import warble_mlx.convert
 from warble_mlx import cli, hub, player, speech_check
-from warble_mlx.errors import CheckpointError, HubError, VoiceError
+from warble_mlx.errors import CheckpointError, HubError, SickError, VoiceError
 from warble_mlx.model_files import BUNDLE_MARK
 from warble_mlx.reading import Chunk
 from warble_mlx.results import Speech, Timings
@@ -361,6 +362,7 @@ def test_environment_sets_defaults_that_the_line_overrides(
         ("--max-seconds", "inf", "more than 0, not inf"),
         ("--rate", "200", "no speed control"),
         ("-r", "200", "no speed control"),
+        ("--speed", "1.5", "no speed control"),
         ("-a", "USB", "system's default output"),
     ],
 )
@@ -372,6 +374,14 @@ def test_bad_values_are_told(
     assert words in result.err
     assert option in result.err
     assert not fake.loaded
+
+
+def test_a_bad_value_from_the_environment_names_its_variable(
+    fake: FakeWarble, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WARBLE_TOP_P", "2")
+    assert "from 0 to 1, not 2 (set in the environment as WARBLE_TOP_P)" in run("say", "Hi").err
+    assert "environment" not in run("say", "--top-p", "3", "Hi").err
 
 
 # ------------------------------------------------------------------------------- the reference
@@ -408,6 +418,7 @@ def test_doubts_about_a_clip_are_told_and_it_is_used(fake: FakeWarble, run: Run)
     clip = str(CLIPS / "ref_8k_u8.wav")
     result = run("Hi", "-o", "x.wav", "--ref-audio", clip, "--ref-text", SAID)
     assert result.status == 0
+    assert "warble: warning: the clip" in result.err
     assert "low-bandwidth" in result.err
     assert fake.asked["ref_audio"] == clip
 
@@ -473,6 +484,7 @@ def test_without_a_loudspeaker_a_file_is_written_and_named(fake: FakeWarble, run
     assert result.status == 0
     assert soundfile.info("warble.wav").frames == FRAMES * 2048
     assert result.err.count("warble.wav") == 2
+    assert "warble.wav was written and nothing played: " in result.err
     assert 'pip install "warble-mlx[play]"' in result.err
 
 
@@ -497,7 +509,7 @@ def test_with_a_loudspeaker_it_is_played(
         ("x.aiff", ".wav, .flac, .mp3, .ogg"),
         ("speech", "no suffix"),
         ("no/where/x.wav", "no folder no/where"),
-        (".", "no suffix"),
+        (".", "is a folder"),
     ],
 )
 def test_wrong_output_stops_before_loading(
@@ -650,6 +662,52 @@ def test_unexpected_errors_are_status_1(fake: FakeWarble, run: Run) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "a", None, "b"), "b: No space left"),
+        (OSError(errno.EROFS, "Read-only file system", "c"), "c: Read-only file system"),
+    ],
+)
+def test_a_disk_that_refuses_is_no_defect(
+    fake: FakeWarble, run: Run, error: OSError, told: str
+) -> None:
+    fake.error = error
+    result = run("Hi", "-o", "x.wav")
+    assert result.status == 2
+    assert f"warble: {told}" in result.err
+
+
+@pytest.mark.parametrize(
+    ("redirection", "command", "status", "told"),
+    [
+        ("<&-", 'say "Hi." -o out.wav', 0, b"out.wav"),
+        (">&-", "voices", 2, b"warble: stdout is closed"),
+        ("2>&-", "voices", 0, b""),
+    ],
+)
+def test_closed_standard_streams(
+    tmp_path: Path, redirection: str, command: str, status: int, told: bytes
+) -> None:
+    """As some launchers start their programs."""
+    line = f"exec {sys.executable} -m warble_mlx {command} {redirection}"
+    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, check=False)
+    assert done.returncode == status, done.stderr
+    assert told in done.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout(unbuffered: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "warble_mlx", "voices"], stdout=full, stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert done.stderr == "warble: stdout: No space left on device\n"
+
+
 @pytest.mark.parametrize("error", [VoiceError("no voice"), ZeroDivisionError("zero")])
 @pytest.mark.parametrize("by", ["option", "environment"])
 def test_debug_shows_where(
@@ -776,6 +834,16 @@ def test_convert_fails_if_the_result_does_not_speak(
     assert result.status == 2
     assert "it does not speak" in result.err
     assert run("convert", "model", "out", "--no-check").status == 0
+
+
+def test_convert_says_that_a_bundle_without_speech_is_there(
+    fake: FakeWarble, run: Run, converted: Converted
+) -> None:
+    fake.error = SickError("too-long", "no end came", "it missed its end", "try another seed")
+    result = run("convert", "model", "out")
+    assert result.status == 2
+    assert "out was written, but it does not speak: no end came; probably it missed" in result.err
+    assert "dropped" not in result.err
 
 
 def test_convert_passes_errors_on(

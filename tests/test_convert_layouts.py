@@ -219,6 +219,34 @@ def test_prefixes_of_training_checkpoints(bundle: Path, tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.model."])
+def test_prefixes_of_trainers(bundle: Path, tmp_path: Path, prefix: str) -> None:
+    def wrapped(tensors: synthetic.Arrays) -> synthetic.Arrays:
+        return {prefix + name: value for name, value in tensors.items()}
+
+    source = synthetic.write_source(tmp_path / "source", edit_model=wrapped, edit_codec=wrapped)
+    convert(source, tmp_path / "out", codec_dtype="float32")
+    assert weights(tmp_path / "out") == weights(bundle)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "extra", "told"),
+    [
+        ("wrapper.", {}, r"0 layers are stored .* begin differently: wrapper\.layers\.0\."),
+        ("", {"layers.0.attention.wo.lora_A.weight": np.zeros((4, 8), np.uint16)}, "merge it"),
+    ],
+)
+def test_names_of_other_trainers_are_told(
+    tmp_path: Path, prefix: str, extra: synthetic.Arrays, told: str
+) -> None:
+    def wrapped(tensors: synthetic.Arrays) -> synthetic.Arrays:
+        return {prefix + name: value for name, value in tensors.items()} | extra
+
+    source = synthetic.write_source(tmp_path / "source", edit_model=wrapped)
+    with pytest.raises(CheckpointError, match=told):
+        convert(source, tmp_path / "out")
+
+
 def test_one_file_with_both_prefixes(bundle: Path, tmp_path: Path) -> None:
     source = synthetic.write_mlx_source(tmp_path / "source")
     pool = {}

@@ -173,12 +173,13 @@ def test_absent_extras_give_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(advice) == len(doctor.EXTRAS)
 
 
-@pytest.mark.parametrize("device", [True, False])
-def test_loudspeaker(monkeypatch: pytest.MonkeyPatch, device: bool) -> None:
+@pytest.mark.parametrize("lacking", [None, "playing needs PortAudio"])
+def test_loudspeaker(monkeypatch: pytest.MonkeyPatch, lacking: str | None) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "0.5.6")
-    monkeypatch.setattr(player, "can_play", lambda: device)
+    monkeypatch.setattr(player, "why_mute", lambda: lacking)
     last = list(doctor.check_extras())[-1]
-    assert (last.name, last.state) == ("loudspeaker", "good" if device else "note")
+    assert (last.name, last.state) == ("loudspeaker", "note" if lacking else "good")
+    assert (lacking or "") in last.advice
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def test_what_a_speech_holds(speech: Speech, warble: Warble) -> None:
     assert speech.samples.dtype == np.float32
     assert speech.samples.shape == (frames * 2048,)
     assert speech.sample_rate == 44100
+    assert len(repr(speech)) < 1000  # in a notebook, no pages of numbers
     assert speech.codes.shape[0] == 10
     assert speech.codes.dtype == np.int32
     assert speech.finish_reason == "stop"

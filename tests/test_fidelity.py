@@ -338,9 +338,9 @@ def test_text_files(tmp_path: Path) -> None:
     with pytest.raises(TextError, match="holds no text: give one sentence per line"):
         read_texts(path)
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(TextError, match="cannot be read"):
+    with pytest.raises(TextError, match="cannot be read: it is not UTF-8"):
         read_texts(path)
-    with pytest.raises(TextError, match="cannot be read"):
+    with pytest.raises(TextError, match="cannot be read: No such file"):
         read_texts(tmp_path / "absent.txt")
 
 

@@ -92,10 +92,12 @@ def test_the_host_says_what_the_runtime_says(spoken: Path) -> None:
 
 def test_the_host_tells_what_is_wrong(host: Path, assets: Path, tmp_path: Path) -> None:
     for arguments, told in (
-        ((), "usage"),
+        ((), "[--text TEXT]"),
         ((tmp_path, "x.wav"), "manifest.json cannot be read"),
         ((assets, "x.wav", "--tempo", "2"), "unknown or incomplete option --tempo"),
         ((assets, "x.wav", "--text", "a", "--voice", "nobody"), "no voice nobody"),
+        ((assets, "x.wav", "--text", ""), "the text is empty"),
+        ((assets, "x.wav", "--voice", "Rms"), "--voice needs --text"),
         ((assets, tmp_path / "no" / "x.wav", "--frames", "2"), "cannot be written"),
     ):
         done = run(host, *map(str, arguments))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import warble_mlx
 from warble_mlx import Speech, Warble, cli, cli_say
 from warble_mlx.audio import PEAK_LIMIT
 from warble_mlx.engine import Request
-from warble_mlx.errors import AudioError, WarbleError
+from warble_mlx.errors import AudioError, SickError, WarbleError
 from warble_mlx.narration import finish, journal_of, narrate, narrate_text, part_of, unfinished
 
 TEXT = 'Alpha one.\n\nBravo two.\n\nCedar three.\n\nDelta four.<break time="0.7s"/>'
@@ -320,6 +321,59 @@ def test_a_full_disk_is_told(
     assert len(unfinished(out).entries) >= 2
 
 
+def test_a_full_disk_that_the_audio_library_does_not_name_is_told(
+    warble: Warble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise soundfile.LibsndfileError(2)  # "System error."
+
+    monkeypatch.setattr(soundfile.SoundFile, "write", fail)
+    with pytest.raises(AudioError, match="System error"):
+        tell(warble, tmp_path / "book.wav")
+    usage = shutil.disk_usage(tmp_path)._replace(free=4096)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: usage)
+    with pytest.raises(AudioError, match=r"book.wav cannot be written: No space left"):
+        tell(warble, tmp_path / "book.wav")
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_two_runs_do_not_write_one_file(
+    warble: Warble, whole: Speech, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resume: bool
+) -> None:
+    out = tmp_path / "book.wav"
+    refused: list[str] = []
+
+    def other(_stopper: Stopper, number: int, frame: int, _request: Request) -> None:
+        if (number, frame) == (1, 2):
+            with pytest.raises(WarbleError) as raised:
+                tell(warble, out, resume=resume)
+            refused.append(str(raised.value))
+
+    monkeypatch.setattr(Stopper, "__call__", other)
+    tell(warble, out)
+    assert len(refused) == 1
+    assert "by another run just now" in refused[0]
+    assert np.array_equal(pcm(out), as_pcm(whole.samples))
+
+
+def test_a_piece_that_is_no_speech_is_tried_with_other_seeds(
+    book: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_ill = True  # with `--resume` alone it would be so again, having the same seed
+
+    def ill(_stopper: Stopper, number: int, _frame: int, _request: Request) -> None:
+        if is_ill and number >= 2:
+            raise SickError("too-short", "seen", "cause", "try another seed")
+
+    monkeypatch.setattr(Stopper, "__call__", ill)
+    out = book.with_name("book.wav")
+    line = ["-f", str(book), "-o", str(out)]
+    assert cli.main(line) == 4
+    assert "with --resume --retry 3 goes on" in capfd.readouterr().err
+    is_ill = False
+    assert cli.main([*line, "--resume", "--retry", "3"]) == 0
+
+
 def test_the_bar_counts_pieces_seconds_and_speed(warble: Warble, tmp_path: Path) -> None:
     bar = io.StringIO()
     tell(warble, tmp_path / "book.wav", bar=bar)
@@ -397,6 +451,7 @@ def test_cut_speech_has_its_status(book: Path, capfd: pytest.CaptureFixture[str]
     line = ["-f", str(book), "-o", str(out), "--max-seconds", "1"]
     assert cli.main(line) == 3
     assert not out.exists()
+    assert f"so {out} was not written" in capfd.readouterr().err
     assert cli.main([*line, "--resume", "--allow-truncated"]) == 0
     assert out.exists()
     capfd.readouterr()

@@ -44,6 +44,8 @@ def test_arithmetic_and_names_are_no_markup() -> None:
         ("2*3*4 and 2 * 3 * 4 and a_b_c", "2*3*4 and 2 * 3 * 4 and a_b_c"),
         ("[a [b](c)](d) ![picture](e.png) [f][1]\n\n[1]: g", "a b picture f\n\n"),
         ("See https://example.org/a_b_c?x=1.", "See example dot org."),
+        ("See https://example.org.", "See example dot org."),
+        ("At www.example.org, too", "At example dot org, too"),
         ("Or <https://www.example.org/d>, fine", "Or example dot org, fine"),
         ("## Heading ##\ntext", "Heading.\ntext"),
         ("# What?\n> quoted\n* item\n+ item!\n- [ ] task", "What?\nquoted\nitem.\nitem!\ntask."),

@@ -227,7 +227,7 @@ def run(
     [
         ("x" * 300 + ".wav", "File name too long"),
         ("a\0.wav", "embedded null"),
-        ("", "no suffix"),
+        ("", "is a folder"),
         (".wav", "no suffix"),
         ("folder.wav", "is a folder"),
         ("no/such/x.wav", "there is no folder"),

@@ -168,3 +168,18 @@ def test_imports_and_dependencies_agree(project: dict[str, Any]) -> None:
     core = {requirement_name(r) for r in project["project"]["dependencies"]}
     declared = {name.replace("-", "_") for name in core | optional}
     assert used == declared
+
+
+def test_python_in_a_checkout_finds_the_packages_beside() -> None:
+    """As after `git clone` and `pip install .`: the current folder comes first."""
+    code = (
+        "import sys\n"
+        "sys.meta_path[:] = [f for f in sys.meta_path if 'Editable' not in repr(f)]\n"
+        "import warble_mlx.convert, warble_mlx.quant.policy, warble_mlx.ios_export\n"
+        "print(warble_mlx.convert.__file__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == ROOT / "convert" / "__init__.py"

@@ -192,6 +192,7 @@ def test_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert player.can_play()
     use(monkeypatch, Loudspeaker(broken=True))
     assert not player.can_play()
+    assert player.why_mute() == "this machine has no loudspeaker"
     with pytest.raises(AudioError, match=r"-o speech\.wav"):
         Player(RATE, burst_s=BURST_S, expected_s=0.0)
 
@@ -210,7 +211,7 @@ def test_missing_library(
         raise failure
 
     monkeypatch.setattr(importlib, "import_module", fail)
-    assert not player.can_play()
+    assert words in str(player.why_mute())
     with pytest.raises(raised) as caught:
         Player(RATE, burst_s=BURST_S, expected_s=0.0)
     assert words in str(caught.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ import packing_stand_in
 import pytest
 import synthetic
 
-from warble_mlx import cli
+from warble_mlx import cli, hub
 from warble_mlx.convert import convert
 from warble_mlx.errors import HubError
 from warble_mlx.fidelity.compare import stored_packings
@@ -52,6 +53,22 @@ def test_a_model_that_speaks(tmp_path: Path, capfd: Capture) -> None:
     assert "limit at 4 bits: 909 MB" in shown.out
     assert "check: " in shown.err
     assert set(stored_packings(out).values()) == {Packing(8, 64, "affine")}
+
+
+@pytest.mark.parametrize("command", ["quantize", "convert"])
+def test_what_cannot_work_is_told_before_a_download(
+    tmp_path: Path, capfd: Capture, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("looked for")
+
+    monkeypatch.setattr(hub, "locate", never)
+    line = [command, "org/name", str(tmp_path / "out"), "--bits", "4"]
+    assert cli.main([*line[:2], str(tmp_path), *line[3:]]) == 2
+    assert "exists already. Give another folder, or --force" in capfd.readouterr().err
+    monkeypatch.setitem(sys.modules, "mlx_lm.utils", None)
+    assert cli.main(line) == 2
+    assert 'pip install "warble-mlx[quant]"' in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from warble_mlx.dual_ar import DualAR
 from warble_mlx.engine import Engine, State
 from warble_mlx.errors import CheckpointError
 from warble_mlx.verify.climb import climb, climb_alone, limits_for, verify
-from warble_mlx.verify.compare import EXACT, Outcome, difference, race_margins
+from warble_mlx.verify.compare import EXACT, Outcome, difference, race_margins, values
 from warble_mlx.verify.dump import Dump, read_dump, write_dump
 from warble_mlx.verify.subject import Subject, load_subject
 
@@ -77,6 +77,14 @@ def failed(found: list[Outcome]) -> list[str]:
 
 
 # ---------------------------------------------------------------- what passes
+
+
+def test_values_that_are_no_numbers_are_called_so() -> None:
+    """Also of a bundle that is held against itself, where no dump has anything."""
+    spoilt = np.full((2, 3), np.nan, np.float32)
+    found = values("x", spoilt, spoilt, 1e-5, relative=False, axes="a, b")
+    assert found.state == "failed"
+    assert found.message.startswith("nan at (a, b) [0, 0]: the weights are damaged")
 
 
 def test_a_faithful_bundle_passes_every_rung(

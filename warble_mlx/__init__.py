@@ -9,6 +9,7 @@ Names are imported when they are first used, so that `import warble_mlx` costs n
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warble_mlx.errors import WarbleError
@@ -44,6 +45,12 @@ _HOMES = {
     "Warble": "speech",
     "load": "speech",
 }
+
+# Python started in a checkout imports this folder, whatever is installed, and `warble_mlx.convert`,
+# `quant` and `ios_export` lie beside it there, not in it.
+_TREE = Path(__file__).resolve().parent.parent
+if (_TREE / "pyproject.toml").is_file() and (_TREE / "ios_export" / "__init__.py").is_file():
+    __path__.append(str(_TREE))
 
 
 def __getattr__(name: str) -> object:

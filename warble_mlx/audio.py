@@ -69,9 +69,9 @@ def check_target(target: Path) -> None:
     except (OSError, ValueError) as error:  # a name that no file can have, among others
         reason = getattr(error, "strerror", None) or error
         raise AudioError(f"{str(target)[:100]!r} cannot be written: {reason}") from error
-    format_of(target)
     if target.is_dir():
         raise AudioError(f"{target} is a folder: name a file in it")
+    format_of(target)
     folder = target.parent
     if not folder.is_dir():
         raise AudioError(f"there is no folder {folder}: make it first, with mkdir -p {folder}")

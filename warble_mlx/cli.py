@@ -9,6 +9,7 @@ Nothing heavy is imported before a command needs it, so that `--help` is instant
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from warble_mlx import __version__
 from warble_mlx.cli_base import (
@@ -38,6 +40,7 @@ from warble_mlx.cli_export import export_ios, verify_ios
 from warble_mlx.cli_fidelity import fidelity
 from warble_mlx.cli_quantize import (
     Wish,
+    check_possible,
     check_upload,
     packing_options,
     quantize,
@@ -54,6 +57,8 @@ from warble_mlx.errors import CheckpointError, SickError, WarbleError
 
 INTERRUPTED_STATUS = 130
 UNEXPECTED_STATUS = 1
+# What a folder or a disk may answer to any write, and no defect of ours.
+_REFUSALS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @click.group(
@@ -141,12 +146,8 @@ def convert(
         raise click.UsageError(f"{', '.join(wish.given)} need --bits, or -q")
     check_upload(upload_repo, dry_run)
     target = Path(out)
-    if quantised:  # said before minutes are spent on the conversion
-        from warble_mlx.quant.policy import packing
-
-        packing(wish.bits, wish.group_size, wish.mode)
-        if target.exists() and not force:
-            raise CheckpointError(f"{out} exists already. Give another folder, or --force")
+    if quantised:
+        check_possible(wish, target, force=force)
     found = locate(source, offline=offline, revision=revision)
     with _between(target, quantised) as plain:
         with conversion_bar(shown=True) as advance:
@@ -161,9 +162,6 @@ def convert(
             )
         emit(format_report(result).rstrip("\n") + "\n")
         if quantised:
-            from warble_mlx.backend import prepare
-
-            prepare()
             quantize_as_wished(plain, target, wish, check=not no_check, force=force)
     if not (quantised or no_check):
         from warble_mlx.speech_check import check_speaks
@@ -220,8 +218,29 @@ def doctor(ctx: click.Context, as_json: bool) -> None:
         ctx.exit(UNEXPECTED_STATUS)
 
 
+def _with_variable(error: click.ClickException) -> click.ClickException:
+    """The error, and which variable of the environment its value is from: nobody typed that."""
+    if isinstance(error, click.BadParameter) and error.ctx and error.param and error.param.name:
+        source = error.ctx.get_parameter_source(error.param.name)
+        if source is ParameterSource.ENVIRONMENT:
+            told = f"{error.message} (set in the environment as {error.param.envvar})"
+            return click.BadParameter(told, error.ctx, error.param)
+    return error
+
+
+def _fill_standard_streams() -> None:
+    """Give the null device the numbers 0 to 2 that are closed: a file opened later would get one,
+    and MLX takes a file that has number 0 for one that could not be opened."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+
+
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
+    _fill_standard_streams()
     args = sys.argv[1:] if args is None else list(args)
     debug = "--debug" in args or os.environ.get("WARBLE_DEBUG", "0") not in ("", "0")
     try:
@@ -230,18 +249,23 @@ def main(args: Sequence[str] | None = None) -> int:
         say_so("interrupted")
         return INTERRUPTED_STATUS
     except click.ClickException as error:
-        error.show()
+        _with_variable(error).show()
         return error.exit_code
     except WarbleError as error:
         if debug:
             traceback.print_exc()
         for doubt in error.warnings if isinstance(error, SickError) else ():
-            say_so(doubt)
+            say_so(f"warning: {doubt}")
         say_so(str(error))
         return error.exit_status
-    except Exception as error:  # a defect of ours: say so, and how to see more of it
+    except Exception as error:
         if debug:
             traceback.print_exc()
+        if isinstance(error, OSError) and error.errno in _REFUSALS:
+            where = error.filename2 or error.filename
+            say_so(f"{f'{where}: ' if where else ''}{error.strerror}")
+            return WarbleError.exit_status
+        # A defect of ours: say so, and how to see more of it.
         hint = "" if debug else "; --debug shows where"
         say_so(f"unexpected error: {type(error).__name__}: {error}{hint}")
         return UNEXPECTED_STATUS

@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import click
 
+from warble_mlx.errors import WarbleError
+
 EPIPE_STATUS = 141  # 128 + SIGPIPE, as a shell reports a reader that has gone
 TRUNCATED_STATUS = 3
 
@@ -145,15 +147,20 @@ def say_so(line: str) -> None:
 
 def emit(data: bytes | str) -> None:
     """Write the command's data to stdout. If the reader has gone, end quietly."""
+    if sys.stdout is None:
+        raise WarbleError("stdout is closed")
     left = memoryview(data.encode() if isinstance(data, str) else data)
     try:
         while left:  # with PYTHONUNBUFFERED a pipe takes what it has room for
             left = left[sys.stdout.buffer.write(left) :]
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
+    except OSError as error:  # the reader has gone, or the disk is full
         # Or the interpreter would try to flush once more at its end, and complain.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise SystemExit(EPIPE_STATUS) from None
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(EPIPE_STATUS) from None
+        error.filename = "stdout"
+        raise
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

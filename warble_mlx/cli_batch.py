@@ -144,6 +144,7 @@ def batch(
             err=True,
         )
         if done.failures:
-            say_so(f"{len(done.failures)} rows failed: {Path(out) / 'failures.jsonl'}")
+            many = len(done.failures)
+            say_so(f"{many} row{'s' if many > 1 else ''} failed: {Path(out) / 'failures.jsonl'}")
     if done.failures:
         ctx.exit(FAILED_STATUS)

@@ -18,6 +18,7 @@ from warble_mlx.cli_base import (
     option,
     say_so,
 )
+from warble_mlx.report_file import check_chart, check_report
 
 STDOUT = "-"
 
@@ -158,6 +159,10 @@ def bench(
             "--bits and --prompt describe a --synthetic model; a bundle has its own bits:"
             " warble quantize changes them"
         )
+    if json_out and json_out != STDOUT:
+        check_report(Path(json_out))
+    if chart:
+        check_chart(chart)
     from warble_mlx.backend import prepare
 
     prepare()

@@ -13,6 +13,7 @@ from warble_mlx.cli_quantize import (
     evaluation_texts,
     text_option,
 )
+from warble_mlx.report_file import check_chart, check_report, write_report_file
 
 MAX_SEED = 2**31 - 1  # one is added per text
 
@@ -69,6 +70,10 @@ def fidelity(
         raise click.UsageError("--calibrate belongs to --sweep; `warble quantize` has its own")
     if chart is not None and bundle is None and not sweep:
         raise click.UsageError("--chart needs BUNDLE or --sweep")
+    if json_out and json_out != "-":
+        check_report(Path(json_out))
+    if chart is not None:
+        check_chart(chart)
     from warble_mlx.backend import prepare
 
     prepare()
@@ -106,7 +111,7 @@ def fidelity(
         lines.append(reporting.format_codec(choices))
     written = reporting.to_json(documents)
     if json_out and json_out != "-":
-        reporting.write_text(written, Path(json_out))
+        write_report_file(written.encode(), Path(json_out))
     if chart is not None and drawn is not None:
         from warble_mlx.fidelity.chart import draw
 

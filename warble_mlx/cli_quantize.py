@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from warble_mlx.cli_base import debug_option, emit, offline_option, option, say_so, table
+from warble_mlx.errors import CheckpointError
 
 if TYPE_CHECKING:
     from warble_mlx.quant import LayerException, Quantised
@@ -183,14 +184,27 @@ def quantize(
     before it appears as OUT.
     """
     check_upload(upload_repo, dry_run)
-    from warble_mlx.backend import prepare
-
-    prepare()
+    wanted = Wish(**wish)
+    check_possible(wanted, Path(out), force=force)
     from warble_mlx.hub import bundle_for
 
     source = bundle_for(bundle, offline=offline)
-    run(source, Path(out), Wish(**wish), check=not no_check, force=force)
+    run(source, Path(out), wanted, check=not no_check, force=force)
     send(Path(out), upload_repo, dry_run)
+
+
+def check_possible(wish: Wish, out: Path, *, force: bool) -> None:
+    """Say what is wrong before minutes are spent on a download or a conversion."""
+    from warble_mlx.backend import prepare
+
+    prepare()
+    from warble_mlx.quant.policy import packing
+    from warble_mlx.quant.quantizer import mlx_lm_packing
+
+    packing(wish.bits, wish.group_size, wish.mode)
+    if out.exists() and not force:
+        raise CheckpointError(f"{out} exists already. Give another folder, or --force")
+    mlx_lm_packing()
 
 
 def run(source: Path, out: Path, wish: Wish, *, check: bool, force: bool) -> None:

@@ -58,7 +58,11 @@ def _refuse(reason: str) -> Callable[[click.Context, click.Parameter, Any], None
 
 # Flags of the macOS command `say` that people have in their fingers. Better refused than ignored.
 _REFUSED = {
-    ("-r", "--rate"): "the model has no speed control; change the speed of the finished file,"
+    (
+        "-r",
+        "--rate",
+        "--speed",
+    ): "the model has no speed control; change the speed of the finished file,"
     " for example with: ffmpeg -i speech.wav -filter:a atempo=1.2 faster.wav",
     ("-a", "--audio-device"): "speech is played on the system's default output; choose that in the"
     " system's settings",
@@ -227,7 +231,7 @@ def say(
         from warble_mlx.clips import prepare_clip
 
         for doubt in prepare_clip(ref_audio, ref_text, clip_seconds)[2].warnings:
-            say_so(doubt)
+            say_so(f"warning: {doubt}")
         warnings.simplefilter("ignore", VoiceWarning)  # they have just been told
 
     import warble_mlx
@@ -283,19 +287,19 @@ def say(
         if kept:
             deliver(speech, output)
     for doubt in speech.warnings:
-        say_so(doubt)
+        say_so(f"warning: {doubt}")
     report(warble, speech, place_of(output) if kept or is_live else None)
     if kept and wanted is None and output is not None:
-        say_so(
-            f"there was nothing to play on, so {output} was written; playing needs a loudspeaker"
-            ' and pip install "warble-mlx[play]"'
-        )
+        from warble_mlx.player import why_mute
+
+        say_so(f"{output} was written and nothing played: {why_mute()}")
     if as_json:
         emit(facts(warble, speech, output if kept else None))
     if not kept:
+        outcome = "" if is_live else f", so {output} was not written"
         say_so(
             f"the speech was cut after {speech.seconds:.2f} s, before its end"
-            f"{'' if is_live else ', so nothing was written'}: allow more with --max-seconds, or"
+            f"{outcome}: allow more with --max-seconds, or"
             f" {'accept' if is_live else 'keep'} it with --allow-truncated"
         )
         ctx.exit(TRUNCATED_STATUS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from warble_mlx.cli_base import debug_option, emit, offline_option, option, say_so
-from warble_mlx.errors import WarbleError
+from warble_mlx.report_file import check_report, write_report_file
 
 STDOUT = "-"
 FAILED_STATUS = 1
@@ -57,6 +57,8 @@ def verify(
     from warble_mlx.verify.climb import verify as climb
 
     text = json_out != STDOUT
+    if json_out and text:
+        check_report(Path(json_out))
     folder = resolve(bundle, offline=offline)
     found = climb(
         folder,
@@ -70,17 +72,6 @@ def verify(
     if json_out == STDOUT:
         emit(report_json(found))
     elif json_out:
-        write(Path(json_out), report_json(found))
+        write_report_file(report_json(found), Path(json_out))
     if not found.passed:
         ctx.exit(FAILED_STATUS)
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a file that appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_bytes(data)
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise WarbleError(f"{path} cannot be written: {error.strerror}") from error

@@ -169,7 +169,7 @@ def add(
     name = check_name(name)
     refuse_taken(name, force=force)
     for doubt in prepare_clip(clip, text, clip_seconds)[2].warnings:
-        say_so(doubt)
+        say_so(f"warning: {doubt}")
     if model is None:
         from warble_mlx.registered import check_free
         from warble_mlx.voices import read_voices

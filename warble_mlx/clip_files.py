@@ -69,6 +69,7 @@ def read_file(path: Path, span: Span | None = None) -> FileSamples:
     """
     begin, end = _checked_span(span)
     _check_is_file(path)
+    declared = math.inf  # seconds of the file; a header may promise more than there is
     try:
         with soundfile.SoundFile(path) as file:
             rate, channels = file.samplerate, file.channels
@@ -87,10 +88,9 @@ def read_file(path: Path, span: Span | None = None) -> FileSamples:
     if span is not None and len(found.wave) < (min(end - begin, MAX_CLIP_SECONDS) - 0.1) * (
         found.sample_rate
     ):
-        raise VoiceError(
-            f"the clip {path} has no part from {begin:g} s to {end:g} s: it ends at"
-            f" {begin + len(found.wave) / found.sample_rate:.1f} s or earlier"
-        )
+        last = begin + len(found.wave) / found.sample_rate if len(found.wave) else declared
+        where = f"it ends at {last:.1f} s" if last < end else "it ends before that"
+        raise VoiceError(f"the clip {path} has no part from {begin:g} s to {end:g} s: {where}")
     return found
 
 

@@ -260,5 +260,5 @@ def read_config_json(folder: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
+        raise CheckpointError(f"{path}: {error}. Correct it, or fetch it again") from error
     return raw

@@ -116,12 +116,14 @@ def check_extras() -> Iterator[Check]:
         else:
             yield Check(f"extra {extra}", f"{package} {version}")
     if _version("sounddevice") != "absent":
-        from warble_mlx.player import can_play
+        from warble_mlx.player import why_mute
 
-        if can_play():
+        lacking = why_mute()
+        if lacking is None:
             yield Check("loudspeaker", "found")
         else:
-            yield Check("loudspeaker", "none", "note", "speech is written to a file instead")
+            advice = f"speech is written to a file instead: {lacking}"
+            yield Check("loudspeaker", "none", "note", advice)
 
 
 def check_transformers(version: str) -> Iterator[Check]:

@@ -13,10 +13,12 @@ of a run that was never stopped.
 from __future__ import annotations
 
 import base64
+import fcntl
 import hashlib
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,13 +27,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, TextIO
 import numpy as np
 import numpy.typing as npt
 import soundfile
-from tqdm import tqdm
 
 from warble_mlx import __version__
 from warble_mlx.audio import FORMATS, PEAK_LIMIT, Format, check_target, checked, format_of
-from warble_mlx.errors import AudioError, WarbleError
+from warble_mlx.errors import AudioError, SickError, WarbleError
+from warble_mlx.options import MAX_RETRIES
+from warble_mlx.progress_bar import ProgressBar
 from warble_mlx.reading import Piece, Plan, Progress
-from warble_mlx.splitting import weight
 
 if TYPE_CHECKING:
     from warble_mlx.speech import Speech, Warble
@@ -40,6 +42,7 @@ PART_SUFFIX = ".part"
 JOURNAL_SUFFIX = ".journal"
 _VERSION = 1
 _BLOCK = 1 << 18  # samples copied at a time
+_LEAST_ROOM = 1 << 17  # bytes, more than a chunk has; with less a failed write means a full disk
 _RIFF_LIMIT = 2**32 - 2**16  # bytes; beyond it a WAV is an RF64
 _ENCODER_ROUNDS = 4  # of lowering the level until a lossy format's own overshoot fits, too
 
@@ -197,7 +200,7 @@ def narrate(
     with _writable(target), _Files(target, plan, warble.sample_rate, wanted, earlier) as files:
         stream = warble.perform(plan, progress)
         try:
-            with _Bar(plan, warble.sample_rate, progress, bar) as shown:
+            with ProgressBar(plan, warble.sample_rate, progress, bar) as shown:
                 for chunk in stream:
                     if files.finish(stream.progress):
                         shown.update(stream.progress)
@@ -206,7 +209,7 @@ def narrate(
                 shown.update(stream.progress)
         except BaseException as error:
             stream.close()
-            files.stop(isinstance(error, KeyboardInterrupt), tell or _silent)
+            files.stop(error, tell or _silent)
             raise
         speech = stream.speech
         if speech.finish_reason == "length" and not keep_cut:
@@ -246,6 +249,8 @@ class _Files:
         if earlier is None:
             # A part without a journal is what Ctrl-C left of a first piece.
             if self._path.exists():
+                with self._path.open("rb") as other:
+                    _claim(other, target)
                 raise WarbleError(
                     f"{self._path} of an unfinished run is in the way: go on with it by --resume,"
                     " or delete it"
@@ -256,10 +261,16 @@ class _Files:
                 self._part, "w", sample_rate, 1, format=container, subtype="PCM_16"
             ).close()
             self._journal: BinaryIO = self._path.open("xb")
+            _claim(self._journal, target)
             self._write_line(wanted)
         else:
-            self._cut_back(earlier.progress)
             self._journal = self._path.open("r+b")
+            try:
+                _claim(self._journal, target)
+                self._cut_back(earlier.progress)
+            except BaseException:
+                self.close()
+                raise
             self._journal.truncate(earlier.length)
             self._journal.seek(earlier.length)
 
@@ -318,16 +329,19 @@ class _Files:
         self._piece_peak, self._unfinished = 0.0, 0
         return True
 
-    def stop(self, is_wanted: bool, tell: Callable[[str], None]) -> None:
+    def stop(self, why: BaseException, tell: Callable[[str], None]) -> None:
         """Keep what is worth it of an unfinished run: its finished pieces, and if a person wanted
         it to stop the beginning of the next one, too. What was no speech goes."""
+        is_wanted = isinstance(why, KeyboardInterrupt)
         done = len(self._progress.pieces)
         if not is_wanted and self._unfinished:
             self._cut_back(self._progress)
         if done:
+            # With its own seed a piece that was no speech would be none again.
+            again = f" --retry {MAX_RETRIES}" if isinstance(why, SickError) else ""
             tell(
                 f"{done} of {len(self._plan.spoken)} pieces are kept in {self._part}: the same"
-                f" command with --resume goes on from there (seed {self._plan.seed})"
+                f" command with --resume{again} goes on from there (seed {self._plan.seed})"
             )
         elif is_wanted and self._unfinished:
             self._keeps_part = True
@@ -353,48 +367,24 @@ class _Files:
                 self._part.unlink(missing_ok=True)
 
 
+def _claim(journal: BinaryIO, target: Path) -> None:
+    """Lock an open journal until it is closed, so that no other process writes the same part.
+
+    Raises WarbleError if another one holds it.
+    """
+    try:
+        fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise WarbleError(
+            f"{target} is being written by another run just now: wait for its end, or name"
+            " another file"
+        ) from None
+    except OSError:
+        pass  # a network's file system without locks
+
+
 def _silent(_: str) -> None:
     pass
-
-
-class _Bar:
-    """Pieces, seconds of audio, RTF and time left, while a person watches."""
-
-    def __init__(
-        self, plan: Plan, sample_rate: int, progress: Progress, out: TextIO | None
-    ) -> None:
-        self._weights = [weight(part.text) for part in plan.spoken]
-        self._rate = sample_rate
-        self._bar = tqdm(
-            total=sum(self._weights),
-            initial=sum(self._weights[: len(progress.pieces)]),
-            file=out,
-            disable=out is None,
-            dynamic_ncols=True,
-            leave=False,
-            bar_format="{percentage:3.0f}% |{bar}| {desc}{remaining} left",
-        )
-        self._describe(progress)
-
-    def _describe(self, progress: Progress) -> None:
-        done, seconds = len(progress.pieces), 0.0
-        if progress.pieces:
-            seconds = progress.pieces[-1].samples[1] / self._rate
-        rtf = f"RTF {progress.total_s / seconds:.2f}, " if seconds else ""
-        self._bar.set_description_str(
-            f"{done}/{len(self._weights)} pieces, {seconds:.0f} s of audio, {rtf}"
-        )
-
-    def update(self, progress: Progress) -> None:
-        """Show how far it is."""
-        self._describe(progress)
-        self._bar.update(sum(self._weights[: len(progress.pieces)]) - self._bar.n)
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
 
 
 def finish(part: Path, target: Path, kind: str, peak: float) -> None:
@@ -445,7 +435,14 @@ def _writable(target: Path) -> Iterator[None]:
         yield
     except (OSError, soundfile.SoundFileError) as error:
         reason = getattr(error, "strerror", None) or error
+        # The audio library says "System error." to whatever a write meets.
+        if isinstance(error, soundfile.SoundFileError) and not _has_room(target.parent):
+            reason = "No space left on device"
         raise AudioError(f"{target} cannot be written: {reason}") from error
+
+
+def _has_room(folder: Path) -> bool:
+    return shutil.disk_usage(folder).free >= _LEAST_ROOM
 
 
 def _check_same(old: dict[str, Any], new: dict[str, Any], target: Path) -> None:

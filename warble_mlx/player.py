@@ -29,15 +29,22 @@ _MOST_S = 60.0  # in the queue; then whoever makes the speech waits for the list
 
 def can_play() -> bool:
     """Whether the extra `play` is installed and there is an output device."""
+    return why_mute() is None
+
+
+def why_mute() -> str | None:
+    """What playing lacks on this machine and how to get it; None if nothing."""
     try:
-        sounddevice = _sounddevice()
-        return bool(sounddevice.query_devices(kind="output"))
-    except (MissingExtraError, AudioError, ValueError, OSError):
-        return False
+        if _sounddevice().query_devices(kind="output"):
+            return None
+    except (MissingExtraError, AudioError) as error:
+        return str(error)
+    except (ValueError, OSError):
+        pass
     except Exception as error:
-        if _is_portaudio(error):
-            return False
-        raise
+        if not _is_portaudio(error):
+            raise
+    return "this machine has no loudspeaker"
 
 
 def needed_s(rtf: float, burst_s: float, left_s: float) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +29,10 @@ class Timings:
 class Speech:
     """What was said: an utterance, or a long text in several pieces with silence between them."""
 
-    samples: npt.NDArray[np.float32]  # [n], mono, within -1 … 1; empty if they were only streamed
+    # [n], mono, within -1 … 1; empty if they were only streamed
+    samples: npt.NDArray[np.float32] = field(repr=False)
     sample_rate: int
-    codes: npt.NDArray[np.int32]  # [10, frames] of all pieces
+    codes: npt.NDArray[np.int32] = field(repr=False)  # [10, frames] of all pieces
     finish_reason: FinishReason  # "stop": the model ended it; "length": a budget cut some of it
     seed: int
     text: str  # as given to the model, after cleaning
@@ -42,7 +43,7 @@ class Speech:
     # Attempts that were no speech and were dropped. `seed` is the last one's, but for a text of
     # several pieces it is the one that all of them follow from: `pieces` have their own.
     retries: int = 0
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[Piece, ...] = field(default=(), repr=False)
     streamed: int | None = None  # number of samples, if they were not kept
 
     @property

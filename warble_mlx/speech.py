@@ -101,6 +101,9 @@ class Warble:
         load_strictly(self._decoder, folder / DECODER_FILE, mx.float32, {})
         self._speakers = Speakers(folder, self.config, raw_config, self._decoder.quantizer)
 
+    def __repr__(self) -> str:
+        return f"<Warble {self.name!r}, {self.dtype}>"
+
     @property
     def voices(self) -> tuple[Voice, ...]:
         """The model's named voices; empty if it lists none."""

@@ -50,11 +50,11 @@ def _check_target(out: Path, final: Path, source: Path, force: bool) -> None:
     if not final.exists():
         return
     if not force:
-        raise CheckpointError(f"{out} exists already. Give another folder, or force replacing it")
+        raise CheckpointError(f"{out} exists already. Give another folder, or --force")
     if not final.is_dir() or (any(final.iterdir()) and not (final / "config.json").is_file()):
         raise CheckpointError(
-            f"{out} is not a model folder (it has no config.json), so it is not replaced even by"
-            " force. Remove it yourself or give another folder"
+            f"{out} is not a model folder (it has no config.json), so it is not replaced even with"
+            " --force. Remove it yourself or give another folder"
         )
 
 

@@ -82,9 +82,16 @@ std::map<std::string, std::string> options(int count, char** values) {
 }
 
 int speak(int count, char** values) {
-    if (count < 3) throw std::runtime_error("usage: warble_host FOLDER OUT.wav [options]");
+    if (count < 3)
+        throw std::runtime_error(
+            "usage: warble_host FOLDER OUT.wav [--text TEXT] [--voice NAME] [--seed N] [--frames N]"
+            " [--greedy] [--codes FILE]");
     const std::filesystem::path folder = values[1];
     auto given = options(count, values);
+    if (given.count("--text") && given["--text"].empty())
+        throw std::runtime_error("the text is empty");
+    if (given.count("--voice") && !given.count("--text"))
+        throw std::runtime_error("--voice needs --text: the self-test's sentence has its own");
     Speaker speaker(folder);
     const auto& manifest = speaker.manifest;
     const auto& defaults = manifest["sampling"];
@@ -122,6 +129,8 @@ int main(int count, char** values) {
         return speak(count, values);
     } catch (const std::exception& error) {
         std::cerr << "warble_host: " << error.what() << "\n";
+        if (std::string(error.what()).find("gpu backend") != std::string::npos)
+            std::cerr << "This folder was exported for a GPU: export it with --device cpu\n";
         return 2;
     }
 }

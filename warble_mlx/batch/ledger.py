@@ -34,6 +34,8 @@ class Ledger:
 
     def open(self, *, resume: bool) -> None:
         """Make the folder. Raises WarbleError if it holds anything, unless resumed."""
+        if self._folder.exists() and not self._folder.is_dir():
+            raise WarbleError(f"{self._folder} is a file: name the folder that the files go to")
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             if not resume and any(self._folder.iterdir()):

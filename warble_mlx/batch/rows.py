@@ -60,11 +60,11 @@ class Failure(NamedTuple):
 def read_rows(path: Path) -> tuple[list[Numbered], list[Failure]]:
     """The good rows of a JSONL file, and what is wrong with the other lines.
 
-    Raises WarbleError if the file cannot be read.
+    Raises WarbleError if the file cannot be read, or no line of it is a row at all.
     """
     rows: list[Numbered] = []
     failures: list[Failure] = []
-    taken: dict[str, int] = {}
+    taken: dict[str, tuple[int, str]] = {}  # line and spelling of each id, by its casefold
     decoder = msgspec.json.Decoder(Row)
     try:
         with path.open("rb") as file:
@@ -78,9 +78,12 @@ def read_rows(path: Path) -> tuple[list[Numbered], list[Failure]]:
                     name = row_id(row, line)
                     speakable(row.text)
                     _check_reference(row)
-                    earlier = taken.setdefault(name.casefold(), line)
+                    earlier, spelt = taken.setdefault(name.casefold(), (line, name))
                     if earlier != line:
-                        raise WarbleError(f"line {earlier} has the id {name!r} already")
+                        raise WarbleError(
+                            f"line {earlier} has the id {spelt!r} already"
+                            f"{'' if spelt == name else ', and case does not count'}"
+                        )
                     rows.append(Numbered(line, name, row))
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     failures.append(Failure(line, None, "not-a-row", f"not a row: {error}"))
@@ -90,6 +93,11 @@ def read_rows(path: Path) -> tuple[list[Numbered], list[Failure]]:
                     failures.append(Failure(line, name, "row", str(error)))
     except OSError as error:
         raise WarbleError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not rows and all(failure.reason == "not-a-row" for failure in failures):
+        found = f" (line {failures[0].line} is {failures[0].error})" if failures else ""
+        raise WarbleError(
+            f'{path} has no rows{found}; a row is a JSON object on a line, {{"text": "Hello."}}'
+        )
     return rows, failures
 
 

@@ -74,8 +74,8 @@ def run_batch(
     started = perf_counter()
     ranks = Ranks()
     ledger = Ledger(folder, ranks.rank)
+    good, failures = read_rows(source)  # before a folder is made
     earlier = _opened(ledger, ranks, resume=resume)
-    good, failures = read_rows(source)
     if ranks.rank:
         failures = []  # rank 0 has the same
     own = ranks.share(good, [weight(numbered.row.text) for numbered in good])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from warble_mlx.bench.report import Report
-from warble_mlx.errors import MissingExtraError, WarbleError
+from warble_mlx.report_file import check_chart, save_chart
 
 
 def draw(report: Report, path: Path) -> None:
@@ -15,10 +14,9 @@ def draw(report: Report, path: Path) -> None:
     The suffix of `path` gives the format (png, svg, pdf). Raises MissingExtraError without
     matplotlib, WarbleError when the file cannot be written or its format is unknown.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Drawing a chart", "matplotlib", "bench") from error
+    check_chart(path)
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     floors = report.floors
@@ -37,13 +35,4 @@ def draw(report: Report, path: Path) -> None:
     right.invert_yaxis()
     right.set_xlabel("MB read per step")
     figure.suptitle(f"{report.model.name}, {report.model.dtype}, {report.machine.device}")
-    partial = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        figure.savefig(partial)
-        partial.replace(path)
-    except ValueError as error:  # matplotlib's word for a format it does not know
-        raise WarbleError(f"{path} cannot be drawn: {error}") from error
-    except OSError as error:
-        raise WarbleError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    save_chart(figure, path)

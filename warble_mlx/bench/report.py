@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from warble_mlx.bench.machine import Machine
 from warble_mlx.bench.verdict import Floors, Verdict
 from warble_mlx.cli_base import table
 from warble_mlx.errors import WarbleError
+from warble_mlx.report_file import write_report_file
 
 SCHEMA = "warble-bench/1"
 LISTED_PRIMITIVES = 16
@@ -98,13 +98,7 @@ def project(
 
 def write_report(report: Report, path: Path) -> None:
     """Write JSON; the file appears whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_bytes(report_json(report))
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise WarbleError(f"{path} cannot be written: {error.strerror}") from error
+    write_report_file(report_json(report), path)
 
 
 def report_json(report: Report) -> bytes:

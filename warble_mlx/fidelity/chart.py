@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from warble_mlx.errors import MissingExtraError, WarbleError
 from warble_mlx.fidelity.compare import Fidelity
 from warble_mlx.fidelity.sweep import Sweep
+from warble_mlx.report_file import check_chart, save_chart
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,16 +22,15 @@ def draw(document: Fidelity | Sweep, path: Path) -> None:
     The suffix of `path` gives the format (png, svg, pdf). Raises MissingExtraError without
     matplotlib, WarbleError when the file cannot be written or its format is unknown.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("Drawing a chart", "matplotlib", "bench") from error
+    check_chart(path)
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     if isinstance(document, Fidelity):
         _books(figure, document)
     else:
         _sweep(figure, document)
-    _save(figure, path)
+    save_chart(figure, path)
 
 
 def _books(figure: Figure, f: Fidelity) -> None:
@@ -84,16 +82,3 @@ def _sweep(figure: Figure, s: Sweep) -> None:
         panels[1].plot([], [], marker, color="grey", label=f"packed: {component}")
     figure.legend(loc="outside right upper", fontsize="small")
     figure.suptitle(f"{s.reference}, {s.texts} texts")
-
-
-def _save(figure: Figure, path: Path) -> None:
-    partial = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        figure.savefig(partial)
-        partial.replace(path)
-    except ValueError as error:  # matplotlib's word for a format it does not know
-        raise WarbleError(f"{path} cannot be drawn: {error}") from error
-    except OSError as error:
-        raise WarbleError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from warble_mlx.convert.report import table
-from warble_mlx.errors import WarbleError
 from warble_mlx.fidelity.compare import Fidelity
 from warble_mlx.fidelity.sweep import Row, Sweep
 from warble_mlx.fidelity.waveform import StoredCodec, WaveformDifference
@@ -22,18 +19,6 @@ Document = Fidelity | Sweep | Sequence[StoredCodec]
 def to_json(document: Document | Mapping[str, Document]) -> str:
     """One document, or several by name."""
     return msgspec.json.format(msgspec.json.encode(document), indent=2).decode() + "\n"
-
-
-def write_text(text: str, path: Path) -> None:
-    """Write a file, whole or not at all. Raises WarbleError if it cannot be written."""
-    partial = path.with_name(f".{os.getpid()}-{path.name}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise WarbleError(f"{path} cannot be written: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def format_fidelity(f: Fidelity) -> str:

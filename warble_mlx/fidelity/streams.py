@@ -52,7 +52,10 @@ def read_texts(path: Path) -> list[str]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise TextError(f"{path} cannot be read: {error}. Give UTF-8 text, a line each") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise TextError(
+            f"{path} cannot be read: {reason}. Give a text, a sentence a line"
+        ) from error
     texts = [line.strip() for line in lines if line.strip()]
     if not texts:
         raise TextError(f"{path} holds no text: give one sentence per line")

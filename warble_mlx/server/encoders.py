@@ -75,7 +75,7 @@ def encoder_for(kind: str, model_rate: int, rate: int | None = None) -> Encoder:
                 model_rate,
                 "audio/mpeg",
                 bitrate_mode="CONSTANT",
-                compression_level=0.6,
+                compression_level=2 / 3,
             ),
             "opus": lambda: _Library("OGG", "OPUS", OPUS_RATE, "audio/ogg"),
         }[kind](),

@@ -125,7 +125,12 @@ def values(
         )
     found = difference(got, wanted, relative=relative)
     message = ""
-    if not found.worst <= limit:
+    if not np.isfinite(found.got):
+        message = (
+            f"{found.got} at ({axes}) {list(found.where)}: the weights are damaged, or this MLX"
+            " computes wrong values (warble doctor)"
+        )
+    elif not found.worst <= limit:
         message = (
             f"error {found.worst:.2e}, limit {limit:.0e}; worst at ({axes}) {list(found.where)}:"
             f" {found.got:.6g}, the dump has {found.wanted:.6g}"
