@@ -210,15 +210,13 @@ class Journal:
         replaced = path.with_name(path.name + ".new")
         replaced.write_text(whole, "utf-8")
         replaced.replace(path)
-        self._file = path.open("a", encoding="utf-8")
 
     def add(self, row: Row) -> None:
         """Keep a result, whatever happens next."""
         self.rows.append(row)
-        self._file.write(json.dumps(row) + "\n")
-        self._file.flush()
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
 
     def remove(self) -> None:
         """The run has finished."""
-        self._file.close()
         self.path.unlink()

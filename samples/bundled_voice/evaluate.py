@@ -27,15 +27,16 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 import soxr
+from tqdm import tqdm
 
 from warble_mlx import Warble, WarbleError, load
-from warble_mlx.errors import SickError
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "samples")]
+sys.path += [str(ROOT / "tests"), str(ROOT / "samples")]
 
 from ear.recogniser import Recogniser, why_missing  # noqa: E402
-from ear.scoring import WordErrors, interval, rate, word_errors  # noqa: E402
+from ear.scoring import WordErrors, interval, rate  # noqa: E402
+from hearing import Row, Samples, Utterance, read, speak  # noqa: E402
 from measure_wer import chosen, ratios, spread  # noqa: E402
 
 RATE = 16_000
@@ -44,7 +45,6 @@ SHORT = ["Yes.", "No.", "Good morning.", "Thank you.", "Stop!", "Turn left.", "B
 WRITTEN = ["It is 7:45.", "The price is $12.50.", "Dr. Smith is here.", "That was in 1987.",
            "I paid $3.", "She scored 42 points.", "40% of it is gone.", "Meet me at 9 PM.",
            "It weighs 2.5 kg.", "Chapter 12."]  # fmt: skip
-Samples = npt.NDArray[np.float32]
 
 
 class Speakers:
@@ -132,9 +132,6 @@ def main() -> int:
     return 0
 
 
-Row = dict[str, Any]
-
-
 def spoken_rows(
     warble: Warble,
     voices: list[str | None],
@@ -142,42 +139,25 @@ def spoken_rows(
     seed: int,
     speakers: Speakers,
 ) -> list[Row]:
-    """Every sentence in every voice; None: the default voice without naming it. What the runtime
-    drops as no speech counts as silence that did not end."""
+    """Every sentence in every voice; None: the default voice without naming it."""
     recogniser = Recogniser()
-    rows = []
-    for voice in voices:
-        kinds = {"held out": sentences, "short": SHORT, "written": WRITTEN}
-        for kind, text in ((kind, text) for kind, texts in kinds.items() for text in texts):
-            samples, rate_hz, stopped = said(warble, text, voice, seed)
-            heard = recogniser.read(samples, rate_hz) if len(samples) else ""
-            found = word_errors(text, heard)
-            hertz = pitch(samples, rate_hz)
-            hertz = hertz[hertz > 0]
-            rows.append(
-                {
-                    "voice": voice or "default",
-                    "kind": kind,
-                    "text": text, "heard": heard, "errors": found.errors, "words": found.words,
-                    "seconds": len(samples) / rate_hz, "stopped": stopped,
-                    "semitones": float(12 * np.log2(hertz).std()) if len(hertz) > 20 else None,
-                    "hertz": float(np.median(hertz)) if len(hertz) > 20 else None,
-                    "vector": speakers.of(samples, rate_hz),
-                }
-            )  # fmt: skip
-            print(f"\r{voice or 'default'}: {len(rows)}", end="", file=sys.stderr)
-    print(file=sys.stderr)
-    return rows
-
-
-def said(warble: Warble, text: str, voice: str | None, seed: int) -> tuple[Samples, int, bool]:
-    """Samples, their rate, and whether the utterance ended by itself; none if it was dropped."""
-    try:
-        speech = warble.say(text, voice=voice, seed=seed)
-    except SickError as error:
-        print(f"\n{voice}: {text!r}: {error.reason}", file=sys.stderr)
-        return np.zeros(0, np.float32), warble.config.codec_sample_rate, False
-    return speech.samples, speech.sample_rate, speech.finish_reason == "stop"
+    groups = {"held out": sentences, "short": SHORT, "written": WRITTEN}
+    kinds = {text: kind for kind, texts in groups.items() for text in texts}
+    utterances = [Utterance(voice, seed, text) for voice in voices for text in kinds]
+    found: dict[Utterance, Row] = {}
+    for said in tqdm(speak(warble, utterances), total=len(utterances), unit=" utterances"):
+        hertz = pitch(said.samples, said.rate_hz)
+        hertz = hertz[hertz > 0]
+        found[said.utterance] = {
+            **read(said, recogniser),
+            "voice": said.utterance.voice or "default",
+            "kind": kinds[said.utterance.text],
+            "stopped": said.finish_reason == "stop",
+            "semitones": float(12 * np.log2(hertz).std()) if len(hertz) > 20 else None,
+            "hertz": float(np.median(hertz)) if len(hertz) > 20 else None,
+            "vector": speakers.of(said.samples, said.rate_hz),
+        }
+    return [found[utterance] for utterance in utterances]
 
 
 def plain(row: Row) -> Row:
