@@ -4,6 +4,7 @@
     pip install --no-deps resemblyzer==0.1.4 && pip install librosa webrtcvad-wheels
     python -m samples.bundled_voice.evaluate
     python -m samples.bundled_voice.evaluate ./bundle --sentences 20 --json figures.json
+    python -m samples.bundled_voice.evaluate ./bundle-4bit --beside ./bundle
     python -m samples.bundled_voice.evaluate --source SHARDS --clips CLIPS
 
 Prints one line per voice: word error rate by Whisper tiny.en (tests/ear), utterances that ended
@@ -11,7 +12,7 @@ by themselves, length against a line through the voice's lengths, speaker simila
 voice and to the nearest other, spread of the pitch within an utterance in semitones. With
 --source, shards of the synthesis, it adds the correlation of the pitch before and after the
 codec; with --clips, a folder of NAME.wav and NAME.txt, the similarity of cloned speech to its
-clip and to the other clips.
+clip and to the other clips; with --beside, the similarity of each voice to itself in another build.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--source", type=Path, help="shards of the synthesis")
     parser.add_argument("--clips", type=Path, help="folder of NAME.wav and NAME.txt")
+    parser.add_argument("--beside", metavar="BUNDLE", help="another build of the same voices")
     parser.add_argument("--json", type=Path, metavar="OUT")
     options = parser.parse_args()
     missing = why_missing()
@@ -114,14 +116,19 @@ def main() -> int:
         parser.error(missing)
     try:
         warble = load(options.model)
+        other = load(options.beside) if options.beside else None
     except WarbleError as error:
         parser.error(str(error))
     speakers = Speakers()
     voices: list[str | None] = [None, *(voice.name for voice in warble.voices)]
     if options.voices:
         voices = list(options.voices.split(","))
-    rows = spoken_rows(warble, voices, chosen(options.sentences), options.seed, speakers)
+    sentences = chosen(options.sentences)
+    rows = spoken_rows(warble, voices, sentences, options.seed, speakers)
     document: dict[str, Any] = {"voices": table(rows), "utterances": [plain(row) for row in rows]}
+    if other:
+        others = spoken_rows(other, voices, sentences, options.seed, speakers)
+        document["beside"] = beside(rows, others)
     if options.source:
         document["pitch_after_codec"] = codec_pitch(warble, options.source)
         print(f"pitch after the codec, correlation: {document['pitch_after_codec']:.2f}")
@@ -203,8 +210,8 @@ def table(rows: list[Row]) -> list[Row]:
     return found
 
 
-def shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def shown(value: float | None, places: int = 2) -> str:
+    return "-" if value is None else f"{value:.{places}f}"
 
 
 def similarities(rows: list[Row], names: list[str]) -> tuple[dict[str, float], dict[str, float]]:
@@ -225,6 +232,40 @@ def similarities(rows: list[Row], names: list[str]) -> tuple[dict[str, float], d
         if others:
             across[name] = max(others)
     return within, across
+
+
+def beside(rows: list[Row], others: list[Row]) -> list[Row]:
+    """Mean similarity of each voice to itself and to the nearest other voice in another bundle,
+    and within each bundle; of different sentences always."""
+
+    def alike(ours: list[Row], theirs: list[Row]) -> float | None:
+        values = [
+            float(a["vector"] @ b["vector"])
+            for a in ours
+            for b in theirs
+            if a["text"] != b["text"] and a["vector"] is not None and b["vector"] is not None
+        ]
+        return float(np.mean(values)) if values else None
+
+    names = list(dict.fromkeys(row["voice"] for row in rows if row["voice"] != "default"))
+    ours, theirs = (
+        {n: [r for r in part if r["voice"] == n] for n in names} for part in (rows, others)
+    )
+    print("| voice | within this | within the other | to itself there | nearest other there |")
+    print("|" + " --- |" * 5)
+    found = []
+    for name in names:
+        strangers = [alike(ours[name], theirs[key]) for key in names if key != name]
+        line = {
+            "voice": name,
+            "within": alike(ours[name], ours[name]),
+            "within_other": alike(theirs[name], theirs[name]),
+            "to_itself": alike(ours[name], theirs[name]),
+            "to_nearest": max((s for s in strangers if s is not None), default=None),
+        }
+        found.append(line)
+        print(f"| {' | '.join([name, *(shown(v, 3) for v in list(line.values())[1:])])} |")
+    return found
 
 
 def through_codec(warble: Warble, samples: Samples) -> Samples:
