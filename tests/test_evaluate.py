@@ -20,7 +20,6 @@ def row(voice: str, text: str, *vector: float) -> dict[str, Any]:
 
 def test_voices_are_compared_across_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     ours = [
-        row("default", "one", 1, 0, 0),
         row("A", "one", 1, 0, 0),
         row("A", "two", 0.6, 0.8, 0),
         row("A", "too short"),

@@ -19,9 +19,9 @@ sys.path.append(str(Path(__file__).parents[1] / "samples"))
 from hearing import Journal, Utterance, in_processes, read, speak
 
 UTTERANCES = [
-    Utterance("Slt", 1, "Good morning."),
-    Utterance("Rms", 2, "The birch canoe slid on the planks."),
-    Utterance("Slt", 3, "No."),
+    Utterance(1, 1, "Good morning."),
+    Utterance(2, 2, "The birch canoe slid on the planks."),
+    Utterance(1, 3, "No."),
     Utterance(None, 4, "Turn left."),
 ]
 

@@ -12,7 +12,8 @@ by themselves, length against a line through the voice's lengths, speaker simila
 voice and to the nearest other, spread of the pitch within an utterance in semitones. With
 --source, shards of the synthesis, it adds the correlation of the pitch before and after the
 codec; with --clips, a folder of NAME.wav and NAME.txt, the similarity of cloned speech to its
-clip and to the other clips; with --beside, the similarity of each voice to itself in another build.
+clip and to the other clips. With --beside it tells one thing alone, and without the recogniser: the
+similarity of each voice to itself in another build.
 """
 
 from __future__ import annotations
@@ -111,7 +112,10 @@ def main() -> int:
     parser.add_argument("--beside", metavar="BUNDLE", help="another build of the same voices")
     parser.add_argument("--json", type=Path, metavar="OUT")
     options = parser.parse_args()
+    speakers = Speakers()
     missing = why_missing()
+    if options.beside:
+        missing = None if speakers.encoder else "--beside needs Resemblyzer, see above"
     if missing:
         parser.error(missing)
     try:
@@ -119,16 +123,17 @@ def main() -> int:
         other = load(options.beside) if options.beside else None
     except WarbleError as error:
         parser.error(str(error))
-    speakers = Speakers()
     voices: list[str | None] = [None, *(voice.name for voice in warble.voices)]
     if options.voices:
         voices = list(options.voices.split(","))
     sentences = chosen(options.sentences)
-    rows = spoken_rows(warble, voices, sentences, options.seed, speakers)
-    document: dict[str, Any] = {"voices": table(rows), "utterances": [plain(row) for row in rows]}
+    document: dict[str, Any] = {}
     if other:
-        others = spoken_rows(other, voices, sentences, options.seed, speakers)
-        document["beside"] = beside(rows, others)
+        both = [vectors(w, voices, sentences, options.seed, speakers) for w in (warble, other)]
+        document["beside"] = beside(*both)
+    else:
+        rows = spoken_rows(warble, voices, sentences, options.seed, speakers)
+        document = {"voices": table(rows), "utterances": [plain(row) for row in rows]}
     if options.source:
         document["pitch_after_codec"] = codec_pitch(warble, options.source)
         print(f"pitch after the codec, correlation: {document['pitch_after_codec']:.2f}")
@@ -165,6 +170,25 @@ def spoken_rows(
             "vector": speakers.of(said.samples, said.rate_hz),
         }
     return [found[utterance] for utterance in utterances]
+
+
+def vectors(
+    warble: Warble,
+    voices: list[str | None],
+    sentences: list[str],
+    seed: int,
+    speakers: Speakers,
+) -> list[Row]:
+    """Who says every sentence in every named voice, to the encoder's ear."""
+    utterances = [Utterance(voice, seed, text) for voice in voices if voice for text in sentences]
+    return [
+        {
+            "voice": said.utterance.voice,
+            "text": said.utterance.text,
+            "vector": speakers.of(said.samples, said.rate_hz),
+        }
+        for said in tqdm(speak(warble, utterances), total=len(utterances), unit=" utterances")
+    ]
 
 
 def plain(row: Row) -> Row:
@@ -247,7 +271,7 @@ def beside(rows: list[Row], others: list[Row]) -> list[Row]:
         ]
         return float(np.mean(values)) if values else None
 
-    names = list(dict.fromkeys(row["voice"] for row in rows if row["voice"] != "default"))
+    names = list(dict.fromkeys(row["voice"] for row in rows))
     ours, theirs = (
         {n: [r for r in part if r["voice"] == n] for n in names} for part in (rows, others)
     )
