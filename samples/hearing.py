@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent / "tests"))
 from ear.recogniser import Recogniser
 from ear.scoring import word_errors
 
-ROWS = 16
+ROWS = 8
 # Each process has one core: threads of several would wait for each other.
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
