@@ -10,35 +10,49 @@ voice: word errors over words with a 95 % bootstrap interval, how many utterance
 themselves, and the 5th and 95th percentile of their length over that which a straight line
 through the voice's lengths gives for so many characters. With --against, an earlier result, it
 also prints paired differences: judge those, absolute figures on short sentences are coarse.
+
+A run that is stopped (Ctrl-C, SIGTERM) prints and writes what it has; the same command with the
+same --json goes on from there, by OUT.unfinished.jsonl beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import sys
-import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from warble_mlx import Warble, WarbleError, health, load
+from warble_mlx.backend import on_gpu
+from warble_mlx.batch.ledger import file_digest
 
-TESTS = Path(__file__).resolve().parent.parent / "tests"
-sys.path.insert(0, str(TESTS))
+SAMPLES = Path(__file__).resolve().parent
+sys.path += [str(SAMPLES), str(SAMPLES.parent / "tests")]
 
-from ear.recogniser import Recogniser, why_missing  # noqa: E402
-from ear.scoring import WordErrors, difference_interval, interval, rate, word_errors  # noqa: E402
+from ear.recogniser import why_missing  # noqa: E402
+from ear.scoring import WordErrors, difference_interval, interval, rate  # noqa: E402
+from hearing import ROWS, Journal, Row, Utterance, in_processes, key  # noqa: E402
 
-HELD_OUT = TESTS / "ear" / "heldout.txt"
-
-Row = dict[str, Any]
+HELD_OUT = SAMPLES.parent / "tests" / "ear" / "heldout.txt"
+STOPPED = 130
 
 
 def numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
+
+
+def positive(text: str) -> int:
+    if int(text) < 1:
+        raise ValueError
+    return int(text)
 
 
 def main() -> int:
@@ -54,77 +68,129 @@ def main() -> int:
     how.add_argument("--greedy", action="store_true")
     how.add_argument("--temperature", type=float, help="default: the model's own")
     parser.add_argument("--seeds", type=numbers, default=[1], metavar="1,2,…")
+    parser.add_argument("--jobs", type=positive, metavar="N",
+                        help="processes of one thread each (default: one per core, on a GPU one)"
+                        )  # fmt: skip
+    parser.add_argument("--rows", type=positive, default=ROWS, metavar="N",
+                        help="utterances that step together in each (default: %(default)s)"
+                        )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="OUT", help="write every utterance there")
     parser.add_argument("--against", type=Path, metavar="JSON", help="an earlier result")
     options = parser.parse_args()
     missing = why_missing()
     if missing:
         parser.error(missing)
-    try:
-        warble = load(options.model)
-    except WarbleError as error:
-        parser.error(str(error))
-    sentences = chosen(options.sentences)
-    voices = options.voices.split(",") if options.voices else [v.name for v in warble.voices]
+    earlier = json.loads(options.against.read_text())["utterances"] if options.against else None
     settings: Row = {"greedy": options.greedy, "temperature": options.temperature}
     seeds = options.seeds[:1] if options.greedy else options.seeds
-    rows = list(measured(warble, voices or [None], sentences, seeds, settings))
+    try:
+        warble = load(options.model)
+        utterances = wanted(warble, options.voices, chosen(options.sentences), seeds)
+        journal = None
+        if options.json:
+            unfinished = options.json.with_name(options.json.name + ".unfinished.jsonl")
+            journal = Journal(unfinished, subject(warble, settings))
+        rows = measured(
+            options.model,
+            utterances,
+            journal,
+            jobs=options.jobs or (1 if on_gpu() else os.cpu_count() or 1),
+            rows=options.rows,
+            **settings,
+        )
+    except WarbleError as error:
+        parser.error(str(error))
     for row, cut in zip(
         rows, health.check_durations(rows, 1 / warble.config.frame_rate_hz), strict=True
     ):
         if cut:
             print(f"{row['voice']}, seed {row['seed']}, {row['text']!r}: {cut}", file=sys.stderr)
+    left = len(utterances) - len(rows)
     if options.json:
-        document = {"model": warble.name, **settings, "seeds": seeds, "utterances": rows}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
-    earlier = json.loads(options.against.read_text())["utterances"] if options.against else None
-    print(table(rows, earlier))
+        document = {"model": warble.name, **settings, "seeds": seeds, "unmeasured": left,
+                    "utterances": rows}  # fmt: skip
+        written = options.json.with_name(options.json.name + ".new")
+        written.write_text(json.dumps(document, indent=1) + "\n")
+        written.replace(options.json)
+    if rows:
+        print(table(rows, earlier))
+    if left:
+        print(f"stopped with {left} of {len(utterances)} utterances unmeasured", file=sys.stderr)
+        return STOPPED
+    if journal:
+        journal.remove()
     return 0
 
 
-def chosen(wanted: str) -> list[str]:
+def chosen(sentences: str) -> list[str]:
     """The sentences to speak; see --sentences."""
     everything = HELD_OUT.read_text(encoding="utf-8").splitlines()
-    if wanted == "20":
+    if sentences == "20":
         return everything[:40:2]
-    return everything if wanted == "all" else everything[: int(wanted)]
+    return everything if sentences == "all" else everything[: int(sentences)]
+
+
+def wanted(
+    warble: Warble, voices: str | None, sentences: list[str], seeds: list[int]
+) -> list[Utterance]:
+    """Every sentence in every voice with every seed. Voice by voice inside a sentence, seed by
+    seed outside, so that a run that was stopped has measured all voices alike.
+
+    Raises WarbleError for a voice that the model does not have.
+    """
+    names: list[str | None] = [voice.name for voice in warble.voices] or [None]
+    if voices:
+        asked = [int(v) if v.isdigit() else v for v in voices.split(",")]
+        names = [warble.plan("a", voice=voice).voice for voice in asked]
+    return [
+        Utterance(name, seed, sentence)
+        for seed in seeds
+        for sentence in sentences
+        for name in names
+    ]
+
+
+def subject(warble: Warble, settings: Row) -> Row:
+    """What decides on the results, beside the utterances."""
+    files = {
+        path.name: file_digest(path)
+        for path in sorted(warble.folder.iterdir())
+        if path.suffix in (".safetensors", ".json")
+    }
+    return {"files": files, "dtype": warble.dtype, **settings}
 
 
 def measured(
-    warble: Warble,
-    voices: Iterable[str | None],
-    sentences: list[str],
-    seeds: list[int],
-    settings: Row,
-) -> Iterable[Row]:
-    """Speak and read every sentence in every voice with every seed; progress on stderr."""
-    recogniser = Recogniser()
-    for voice in voices:
-        known = int(voice) if voice and voice.isdigit() else voice
-        started, errors, total = time.perf_counter(), 0, 0
-        for seed in seeds:
-            for sentence in sentences:
-                speech = warble.say(sentence, voice=known, seed=seed, **settings)
-                heard = recogniser.read(speech.samples, speech.sample_rate)
-                found = word_errors(sentence, heard)
-                errors, total = errors + found.errors, total + found.words
-                yield {
-                    "voice": speech.voice,
-                    "seed": seed,
-                    "text": sentence,
-                    "heard": heard,
-                    "errors": found.errors,
-                    "words": found.words,
-                    "seconds": round(speech.seconds, 3),
-                    "finish_reason": speech.finish_reason,
-                }
-                print(
-                    f"\r{speech.voice or 'no voice'}: {errors} of {total} words wrong,"
-                    f" {time.perf_counter() - started:.0f} s",
-                    end="",
-                    file=sys.stderr,
-                )
-        print(file=sys.stderr)
+    model: str | None,
+    utterances: list[Utterance],
+    journal: Journal | None,
+    **options: Any,
+) -> list[Row]:
+    """The results of all utterances in their order, or of those that there was time for; progress
+    on stderr."""
+    done = {key(row): row for row in (journal.rows if journal else ())}
+    todo = [utterance for utterance in utterances if utterance not in done]
+    bar = tqdm(total=len(utterances), initial=len(utterances) - len(todo), unit=" utterances")
+    with bar, stoppable(), contextlib.suppress(KeyboardInterrupt):
+        errors = total = 0
+        for row in in_processes(model, todo, **options):
+            done[key(row)] = row
+            if journal:
+                journal.add(row)
+            errors, total = errors + row["errors"], total + row["words"]
+            bar.set_postfix_str(f"{errors} of {total} words wrong", refresh=False)
+            bar.update()
+    return [done[utterance] for utterance in utterances if utterance in done]
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def table(rows: list[Row], earlier: list[Row] | None) -> str:

@@ -4,6 +4,7 @@
     pip install --no-deps resemblyzer==0.1.4 && pip install librosa webrtcvad-wheels
     python -m samples.bundled_voice.evaluate
     python -m samples.bundled_voice.evaluate ./bundle --sentences 20 --json figures.json
+    python -m samples.bundled_voice.evaluate ./bundle-4bit --beside ./bundle
     python -m samples.bundled_voice.evaluate --source SHARDS --clips CLIPS
 
 Prints one line per voice: word error rate by Whisper tiny.en (tests/ear), utterances that ended
@@ -11,7 +12,8 @@ by themselves, length against a line through the voice's lengths, speaker simila
 voice and to the nearest other, spread of the pitch within an utterance in semitones. With
 --source, shards of the synthesis, it adds the correlation of the pitch before and after the
 codec; with --clips, a folder of NAME.wav and NAME.txt, the similarity of cloned speech to its
-clip and to the other clips.
+clip and to the other clips. With --beside it tells one thing alone, and without the recogniser: the
+similarity of each voice to itself in another build.
 """
 
 from __future__ import annotations
@@ -27,15 +29,16 @@ import numpy as np
 import numpy.typing as npt
 import soundfile
 import soxr
+from tqdm import tqdm
 
 from warble_mlx import Warble, WarbleError, load
-from warble_mlx.errors import SickError
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "samples")]
+sys.path += [str(ROOT / "tests"), str(ROOT / "samples")]
 
 from ear.recogniser import Recogniser, why_missing  # noqa: E402
-from ear.scoring import WordErrors, interval, rate, word_errors  # noqa: E402
+from ear.scoring import WordErrors, interval, rate  # noqa: E402
+from hearing import Row, Samples, Utterance, read, speak  # noqa: E402
 from measure_wer import chosen, ratios, spread  # noqa: E402
 
 RATE = 16_000
@@ -44,7 +47,6 @@ SHORT = ["Yes.", "No.", "Good morning.", "Thank you.", "Stop!", "Turn left.", "B
 WRITTEN = ["It is 7:45.", "The price is $12.50.", "Dr. Smith is here.", "That was in 1987.",
            "I paid $3.", "She scored 42 points.", "40% of it is gone.", "Meet me at 9 PM.",
            "It weighs 2.5 kg.", "Chapter 12."]  # fmt: skip
-Samples = npt.NDArray[np.float32]
 
 
 class Speakers:
@@ -107,21 +109,31 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--source", type=Path, help="shards of the synthesis")
     parser.add_argument("--clips", type=Path, help="folder of NAME.wav and NAME.txt")
+    parser.add_argument("--beside", metavar="BUNDLE", help="another build of the same voices")
     parser.add_argument("--json", type=Path, metavar="OUT")
     options = parser.parse_args()
+    speakers = Speakers()
     missing = why_missing()
+    if options.beside:
+        missing = None if speakers.encoder else "--beside needs Resemblyzer, see above"
     if missing:
         parser.error(missing)
     try:
         warble = load(options.model)
+        other = load(options.beside) if options.beside else None
     except WarbleError as error:
         parser.error(str(error))
-    speakers = Speakers()
     voices: list[str | None] = [None, *(voice.name for voice in warble.voices)]
     if options.voices:
         voices = list(options.voices.split(","))
-    rows = spoken_rows(warble, voices, chosen(options.sentences), options.seed, speakers)
-    document: dict[str, Any] = {"voices": table(rows), "utterances": [plain(row) for row in rows]}
+    sentences = chosen(options.sentences)
+    document: dict[str, Any] = {}
+    if other:
+        both = [vectors(w, voices, sentences, options.seed, speakers) for w in (warble, other)]
+        document["beside"] = beside(*both)
+    else:
+        rows = spoken_rows(warble, voices, sentences, options.seed, speakers)
+        document = {"voices": table(rows), "utterances": [plain(row) for row in rows]}
     if options.source:
         document["pitch_after_codec"] = codec_pitch(warble, options.source)
         print(f"pitch after the codec, correlation: {document['pitch_after_codec']:.2f}")
@@ -132,9 +144,6 @@ def main() -> int:
     return 0
 
 
-Row = dict[str, Any]
-
-
 def spoken_rows(
     warble: Warble,
     voices: list[str | None],
@@ -142,42 +151,44 @@ def spoken_rows(
     seed: int,
     speakers: Speakers,
 ) -> list[Row]:
-    """Every sentence in every voice; None: the default voice without naming it. What the runtime
-    drops as no speech counts as silence that did not end."""
+    """Every sentence in every voice; None: the default voice without naming it."""
     recogniser = Recogniser()
-    rows = []
-    for voice in voices:
-        kinds = {"held out": sentences, "short": SHORT, "written": WRITTEN}
-        for kind, text in ((kind, text) for kind, texts in kinds.items() for text in texts):
-            samples, rate_hz, stopped = said(warble, text, voice, seed)
-            heard = recogniser.read(samples, rate_hz) if len(samples) else ""
-            found = word_errors(text, heard)
-            hertz = pitch(samples, rate_hz)
-            hertz = hertz[hertz > 0]
-            rows.append(
-                {
-                    "voice": voice or "default",
-                    "kind": kind,
-                    "text": text, "heard": heard, "errors": found.errors, "words": found.words,
-                    "seconds": len(samples) / rate_hz, "stopped": stopped,
-                    "semitones": float(12 * np.log2(hertz).std()) if len(hertz) > 20 else None,
-                    "hertz": float(np.median(hertz)) if len(hertz) > 20 else None,
-                    "vector": speakers.of(samples, rate_hz),
-                }
-            )  # fmt: skip
-            print(f"\r{voice or 'default'}: {len(rows)}", end="", file=sys.stderr)
-    print(file=sys.stderr)
-    return rows
+    groups = {"held out": sentences, "short": SHORT, "written": WRITTEN}
+    kinds = {text: kind for kind, texts in groups.items() for text in texts}
+    utterances = [Utterance(voice, seed, text) for voice in voices for text in kinds]
+    found: dict[Utterance, Row] = {}
+    for said in tqdm(speak(warble, utterances), total=len(utterances), unit=" utterances"):
+        hertz = pitch(said.samples, said.rate_hz)
+        hertz = hertz[hertz > 0]
+        found[said.utterance] = {
+            **read(said, recogniser),
+            "voice": said.utterance.voice or "default",
+            "kind": kinds[said.utterance.text],
+            "stopped": said.finish_reason == "stop",
+            "semitones": float(12 * np.log2(hertz).std()) if len(hertz) > 20 else None,
+            "hertz": float(np.median(hertz)) if len(hertz) > 20 else None,
+            "vector": speakers.of(said.samples, said.rate_hz),
+        }
+    return [found[utterance] for utterance in utterances]
 
 
-def said(warble: Warble, text: str, voice: str | None, seed: int) -> tuple[Samples, int, bool]:
-    """Samples, their rate, and whether the utterance ended by itself; none if it was dropped."""
-    try:
-        speech = warble.say(text, voice=voice, seed=seed)
-    except SickError as error:
-        print(f"\n{voice}: {text!r}: {error.reason}", file=sys.stderr)
-        return np.zeros(0, np.float32), warble.config.codec_sample_rate, False
-    return speech.samples, speech.sample_rate, speech.finish_reason == "stop"
+def vectors(
+    warble: Warble,
+    voices: list[str | None],
+    sentences: list[str],
+    seed: int,
+    speakers: Speakers,
+) -> list[Row]:
+    """Who says every sentence in every named voice, to the encoder's ear."""
+    utterances = [Utterance(voice, seed, text) for voice in voices if voice for text in sentences]
+    return [
+        {
+            "voice": said.utterance.voice,
+            "text": said.utterance.text,
+            "vector": speakers.of(said.samples, said.rate_hz),
+        }
+        for said in tqdm(speak(warble, utterances), total=len(utterances), unit=" utterances")
+    ]
 
 
 def plain(row: Row) -> Row:
@@ -223,8 +234,8 @@ def table(rows: list[Row]) -> list[Row]:
     return found
 
 
-def shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"
+def shown(value: float | None, places: int = 2) -> str:
+    return "-" if value is None else f"{value:.{places}f}"
 
 
 def similarities(rows: list[Row], names: list[str]) -> tuple[dict[str, float], dict[str, float]]:
@@ -245,6 +256,40 @@ def similarities(rows: list[Row], names: list[str]) -> tuple[dict[str, float], d
         if others:
             across[name] = max(others)
     return within, across
+
+
+def beside(rows: list[Row], others: list[Row]) -> list[Row]:
+    """Mean similarity of each voice to itself and to the nearest other voice in another bundle,
+    and within each bundle; of different sentences always."""
+
+    def alike(ours: list[Row], theirs: list[Row]) -> float | None:
+        values = [
+            float(a["vector"] @ b["vector"])
+            for a in ours
+            for b in theirs
+            if a["text"] != b["text"] and a["vector"] is not None and b["vector"] is not None
+        ]
+        return float(np.mean(values)) if values else None
+
+    names = list(dict.fromkeys(row["voice"] for row in rows))
+    ours, theirs = (
+        {n: [r for r in part if r["voice"] == n] for n in names} for part in (rows, others)
+    )
+    print("| voice | within this | within the other | to itself there | nearest other there |")
+    print("|" + " --- |" * 5)
+    found = []
+    for name in names:
+        strangers = [alike(ours[name], theirs[key]) for key in names if key != name]
+        line = {
+            "voice": name,
+            "within": alike(ours[name], ours[name]),
+            "within_other": alike(theirs[name], theirs[name]),
+            "to_itself": alike(ours[name], theirs[name]),
+            "to_nearest": max((s for s in strangers if s is not None), default=None),
+        }
+        found.append(line)
+        print(f"| {' | '.join([name, *(shown(v, 3) for v in list(line.values())[1:])])} |")
+    return found
 
 
 def through_codec(warble: Warble, samples: Samples) -> Samples:

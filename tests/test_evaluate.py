@@ -1,0 +1,48 @@
+"""samples/bundled_voice/evaluate.py: the similarity of two builds of the same voices."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+sys.path.append(str(Path(__file__).parents[1]))
+
+from samples.bundled_voice import evaluate
+
+
+def row(voice: str, text: str, *vector: float) -> dict[str, Any]:
+    return {"voice": voice, "text": text, "vector": np.array(vector) if vector else None}
+
+
+def test_voices_are_compared_across_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    ours = [
+        row("A", "one", 1, 0, 0),
+        row("A", "two", 0.6, 0.8, 0),
+        row("A", "too short"),
+        row("B", "one", 0, 0, 1),
+        row("B", "two", 0, 0, 1),
+    ]
+    theirs = [
+        row("A", "one", 0, 1, 0),
+        row("A", "two", 0, 1, 0),
+        row("B", "one", 0, 0, 1),
+        row("B", "two", 0.8, 0, 0.6),
+    ]
+    a, b = evaluate.beside(ours, theirs)
+    assert a["voice"] == "A"
+    assert a["within"] == pytest.approx(0.6)
+    assert a["within_other"] == pytest.approx(1.0)
+    assert a["to_itself"] == pytest.approx((0 + 0.8) / 2)  # A one, A two against the other's
+    assert a["to_nearest"] == pytest.approx((0.8 + 0) / 2)
+    assert b["to_itself"] == pytest.approx((0.6 + 1) / 2)
+    assert "| A | 0.600 | 1.000 | 0.400 | 0.400 |" in capsys.readouterr().out
+
+
+def test_without_an_encoder_there_is_no_figure(capsys: pytest.CaptureFixture[str]) -> None:
+    (only,) = evaluate.beside([row("A", "one")], [row("A", "two")])
+    assert only["to_itself"] is None
+    assert "| A | - | - | - | - |" in capsys.readouterr().out
