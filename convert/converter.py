@@ -32,6 +32,8 @@ SMALL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "voice
 
 Progress = Callable[[str, int, int], None]
 """Called with the tensor just done, bytes done and bytes in all."""
+Accept = Callable[[Path], object]
+"""Called with a finished bundle that has not got its name yet; it raises if that is to go."""
 
 
 def convert(
@@ -43,6 +45,7 @@ def convert(
     source_id: str | None = None,
     revision: str | None = None,
     progress: Progress | None = None,
+    accept: Accept | None = None,
 ) -> Report:
     """Convert the checkpoint in folder `source` to a bundle in the new folder `out`.
 
@@ -51,17 +54,18 @@ def convert(
     tensors become bfloat16, codec tensors `codec_dtype` (bfloat16, float16 or float32).
     `source_id` (a hub id) and `revision` go into the provenance; without them a bundle's own are
     kept, and any other source is called by its folder's name. `progress` is called after every
-    tensor.
+    tensor, `accept` at the end.
 
     The bundle appears whole or not at all. Raises CheckpointError, with nothing written, for
-    everything that does not fit, and MissingExtraError if a `.pth` needs torch.
+    everything that does not fit, MissingExtraError if a `.pth` needs torch, and whatever `accept`
+    raises.
     """
     if codec_dtype not in CODEC_DTYPES:
         raise CheckpointError(
             f"codec dtype {codec_dtype!r} is not known. Give one of {', '.join(CODEC_DTYPES)}"
         )
     try:
-        return _convert(source, out, codec_dtype, force, source_id, revision, progress)
+        return _convert(source, out, codec_dtype, force, source_id, revision, progress, accept)
     except OSError as error:
         raise CheckpointError(
             f"{error.filename or out}: {error.strerror or error}; nothing was written"
@@ -76,6 +80,7 @@ def _convert(
     source_id: str | None,
     revision: str | None,
     progress: Progress | None,
+    accept: Accept | None,
 ) -> Report:
     opened = open_source(source)
     plan = make_plan(opened, CODEC_DTYPES[codec_dtype])
@@ -85,6 +90,8 @@ def _convert(
         _write_companions(opened, plan, stage, codec_dtype, provenance)
         _write_weights(opened, plan, stage, progress)
         check_bundle(plan, stage)
+        if accept:
+            accept(stage)
     return Report(
         out=out,
         components=components_of(plan),

@@ -32,7 +32,7 @@ from warble_mlx.ios_export.manifest import (
 )
 from warble_mlx.ios_export.verify import damaged_files
 from warble_mlx.model_files import is_bundle
-from warble_mlx.staging import replace_folder, staged_folder
+from warble_mlx.staging import clear_leftovers, replace_folder, staged_folder
 
 Builder = Callable[[Job, Path], Built]
 
@@ -64,6 +64,7 @@ def export(
     job = Job(bundle, read_config(bundle), read_config_json(bundle), options, say)
     wanted = [name for name in PARTS if name in only]
     builders = {name: _builder(name) for name in wanted}
+    clear_leftovers(out.resolve())
     kept = _kept_from(out, bundle, job, force)
     work = out.resolve().parent / f".{out.resolve().name}.parts"
     work.mkdir(parents=True, exist_ok=True)
@@ -80,6 +81,8 @@ def export(
     _write_shared(work, job, voices)
     manifest = _describe(work, job, voices, _parts_in(work))
     write_manifest(work, manifest)
+    for name in PARTS:
+        _record_of(work, name).unlink(missing_ok=True)
     replace_folder(work, out.resolve())
     return manifest
 
@@ -151,15 +154,20 @@ def _build(name: str, builder: Builder, job: Job, work: Path) -> None:
     _record(work, part)
 
 
+def _record_of(work: Path, name: str) -> Path:
+    """Where it stands that a part is finished, until the manifest says so."""
+    return work / f".{name}.json"
+
+
 def _record(work: Path, part: Part) -> None:
-    path = work / f".{part.name}.json"
+    path = _record_of(work, part.name)
     partial = path.with_suffix(".partial")
     partial.write_bytes(msgspec.json.encode(part))
     partial.replace(path)
 
 
 def _find(work: Path, name: str) -> Part | None:
-    path = work / f".{name}.json"
+    path = _record_of(work, name)
     if not path.is_file():
         return None
     try:
@@ -177,7 +185,7 @@ def _drop_stale(work: Path, job: Job) -> None:
     for name in PARTS:
         part = _find(work, name)
         if part is None or part.made_from != job.made_from or damaged_files(work, part.files):
-            (work / f".{name}.json").unlink(missing_ok=True)
+            _record_of(work, name).unlink(missing_ok=True)
             shutil.rmtree(work / name, ignore_errors=True)
 
 
@@ -193,13 +201,12 @@ def _write_shared(work: Path, job: Job, voices: Sequence[str]) -> None:
 
 def _describe(work: Path, job: Job, voices: Sequence[str], parts: tuple[Part, ...]) -> Manifest:
     entries = facts.voices(job, voices, work)
-    for name in PARTS:
-        (work / f".{name}.json").unlink(missing_ok=True)
     inside = {part.name for part in parts}
     roles = {path.name: "licence" for path in work.iterdir() if path.name not in inside}
     roles |= {"tokenizer.json": "tokenizer", facts.VOICES_FOLDER: "voice"}
+    unlisted = {MANIFEST, *(_record_of(work, name).name for name in PARTS)}
     shared = [f for f in list_files(work, "", roles | dict.fromkeys(inside, "part"))
-              if f.role != "part" and f.path != MANIFEST]  # fmt: skip
+              if f.role != "part" and f.path not in unlisted]  # fmt: skip
     versions = _coreml_versions() if "coreml" in inside else ("", "")
     return Manifest(
         schema="warble-ios/1",

@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 # `python -m pytest` puts the tree in front, where some packages lie in other folders than they are
@@ -22,6 +24,8 @@ from warble_mlx.backend import on_gpu, prepare  # noqa: E402
 prepare()  # before the first import of MLX, as the package does it
 
 import mlx.core as mx  # noqa: E402
+from clip_data import CLIPS  # noqa: E402
+from command_line import fake, run  # noqa: E402, F401  # fixtures
 
 from warble_mlx.dual_ar import DualAR  # noqa: E402
 from warble_mlx.engine import Engine  # noqa: E402
@@ -90,6 +94,28 @@ def full_bundle(full_source: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     out = tmp_path_factory.mktemp("bundles") / "full"
     convert(full_source, out, codec_dtype="float32")
     return out
+
+
+@pytest.fixture(scope="session")
+def spoken() -> npt.NDArray[np.float64]:
+    """Samples [n] of a short clip, 44.1 kHz."""
+    import soundfile
+
+    samples: npt.NDArray[np.float64] = soundfile.read(CLIPS / "ref.flac")[0]
+    return samples
+
+
+@pytest.fixture(scope="module")
+def quick_rows() -> Iterator[None]:
+    """Rows that speak noise. What those of a real model say beside each other is the matter of
+    test_ensemble.py."""
+    from speaking import QuickBatch
+
+    from warble_mlx import ensemble
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ensemble, "Batch", QuickBatch)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -68,3 +68,17 @@ class Running:
 
     def idle(self) -> bool:
         return not self.worker.busy and not self.worker.waiting
+
+
+def error_of(raw: bytes) -> dict[str, Any]:
+    """The error in an answer, in the form of OpenAI's."""
+    error: dict[str, Any] = json.loads(raw)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    return error
+
+
+def events_of(raw: bytes) -> list[dict[str, Any]]:
+    """The server-sent events of an answer, which ends with a whole one."""
+    parts = raw.decode().split("\n\n")
+    assert parts.pop() == ""
+    return [json.loads(part.removeprefix("data: ")) for part in parts]

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pytest
 import soundfile
 
-from warble_mlx import audio
+from warble_mlx import staging
 from warble_mlx.audio import FORMATS, encode, write_audio
 from warble_mlx.errors import AudioError
 
@@ -137,7 +137,7 @@ def test_failed_write_leaves_the_old_file_and_nothing_else(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(audio.os, "replace", full)
+    monkeypatch.setattr(staging.os, "replace", full)
     with pytest.raises(AudioError, match="No space left on device"):
         write_audio(tone(), RATE, target)
     assert [path.name for path in tmp_path.iterdir()] == ["speech.wav"]

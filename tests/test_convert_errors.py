@@ -14,6 +14,7 @@ import synthetic
 
 from warble_mlx.convert import convert, converter
 from warble_mlx.errors import CheckpointError
+from warble_mlx.model_files import missing_files
 
 CASES = Path(__file__).parent / "cases" / "weights"
 
@@ -284,3 +285,18 @@ def test_an_unreadable_file_is_a_sentence(tmp_path: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr("warble_mlx.convert.companions.shutil.copyfile", failing)
     refused(source, tmp_path / "out", r"tokenizer\.json: Permission denied; nothing was written")
+
+
+def test_what_is_not_accepted_does_not_appear(tmp_path: Path) -> None:
+    source = synthetic.write_source(tmp_path / "source")
+    seen: list[Path] = []
+
+    def accept(folder: Path) -> None:
+        seen.append(folder)
+        assert missing_files(folder) == []
+        raise CheckpointError("it does not speak")
+
+    refused(source, tmp_path / "out", "it does not speak", accept=accept)
+    (folder,) = seen
+    assert folder.parent == tmp_path
+    assert folder != tmp_path / "out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -165,12 +166,36 @@ def test_blas(blas: backend.Blas, on_gpu: bool, state: str, words: str) -> None:
 
 def test_absent_extras_give_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: "absent")
-    advice = [check.advice for check in doctor.check_extras()]
-    assert advice[:2] == [
-        'for playing speech: pip install "warble-mlx[play]"',
-        'for converting a codec.pth: pip install "warble-mlx[convert]"',
-    ]
-    assert len(advice) == len(doctor.EXTRAS)
+    checks = list(doctor.check_extras())
+    assert [check.name for check in checks] == [f"extra {name}" for name in doctor.EXTRAS]
+    assert {check.state for check in checks} == {"note"}
+    assert checks[0].found == "sounddevice is not installed"
+    assert checks[0].advice == 'for playing speech: pip install "warble-mlx[play]"'
+
+
+def test_every_extra_is_looked_at() -> None:
+    listed = set(metadata.metadata("warble-mlx").get_all("Provides-Extra") or ())
+    # What the tests need; and a build of MLX, which has lines of its own.
+    assert listed - {"dev", "cuda13"} == set(doctor.EXTRAS)
+
+
+def test_an_extra_is_there_if_all_that_it_needs_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"coremltools": "9.0", "torch": "2.13.0+cpu", "numpy": "2.3.5"}
+    monkeypatch.setattr(doctor, "_version", lambda name: versions.get(name, "absent"))
+
+    def ios() -> doctor.Check:
+        return next(check for check in doctor.check_extras() if check.name == "extra ios")
+
+    assert ios() == doctor.Check("extra ios", "coremltools 9.0, torch 2.13.0+cpu, numpy 2.3.5")
+    versions["numpy"] = "2.4.1"
+    del versions["torch"]
+    assert ios().found == "torch is not installed, numpy 2.4.1 is not <2.4"
+    assert ios().advice == 'for Core ML packages (warble export-ios): pip install "warble-mlx[ios]"'
+
+
+def test_a_server_needs_more_than_one_package() -> None:
+    names = [needed.name for needed in doctor.requirements("server")]
+    assert names == ["starlette", "uvicorn", "python-multipart", "prometheus-client"]
 
 
 @pytest.mark.parametrize("lacking", [None, "playing needs PortAudio"])

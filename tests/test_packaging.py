@@ -85,6 +85,15 @@ def test_the_wheel_has_one_top_level(names: set[str], project: dict[str, Any]) -
     assert tops == {"warble_mlx", f"warble_mlx-{version}.dist-info"}
 
 
+def test_the_oldest_python_is_the_same_everywhere(project: dict[str, Any]) -> None:
+    about = project["project"]
+    named = [c.rpartition(" ")[2] for c in about["classifiers"] if " :: Python :: 3." in c]
+    oldest = min(named, key=lambda version: [int(part) for part in version.split(".")])
+    assert about["requires-python"] == f">={oldest}"
+    assert project["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"
+    assert project["tool"]["mypy"]["python_version"] == oldest
+
+
 def test_the_listed_packages_are_the_folders(project: dict[str, Any]) -> None:
     """A new sub-package has to be listed, or the wheel would lack it without a word."""
     folders = package_folders(project)

@@ -17,9 +17,8 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from serving import Running
-from speaking import QuickBatch, quick_warble
+from speaking import quick_warble
 
-from warble_mlx import ensemble
 from warble_mlx.live import Pcm
 from warble_mlx.server.settings import Settings
 
@@ -31,12 +30,10 @@ SWITCHES = ["--no-sandbox", "--autoplay-policy=no-user-gesture-required",
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Running]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ensemble, "Batch", QuickBatch)
-        running = Running(Settings(rows=2))
-        yield running
-        running.stop()
+def server(quick_rows: None) -> Iterator[Running]:
+    running = Running(Settings(rows=2))
+    yield running
+    running.stop()
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_model_that_speaks(tmp_path: Path, capfd: Capture) -> None:
     """The whole command, with the bundled model: sizes on stdout, its test sentence on stderr."""
     out = tmp_path / "q8"
-    assert cli.main(["quantize", str(ios_data.unpacked_bundle(tmp_path / "b16")), str(out), "--bits", "8"]) == 0
+    assert (
+        cli.main(
+            ["quantize", str(ios_data.unpacked_bundle(tmp_path / "b16")), str(out), "--bits", "8"]
+        )
+        == 0
+    )
     shown = capfd.readouterr()
     assert "40 Linears  slow AR  8 bits, groups of 64, affine" in shown.out
     assert "15 Linears  fast AR  8 bits, groups of 64, affine" in shown.out

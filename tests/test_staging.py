@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
+import subprocess
+import sys
 from pathlib import Path
 
+import killing
 import pytest
 
 from warble_mlx.errors import CheckpointError
-from warble_mlx.staging import staged_folder
+from warble_mlx.staging import clear_leftovers, staged_folder, temporary_folder
 
 
 @pytest.fixture
@@ -127,14 +129,88 @@ def test_source_and_output_must_be_apart(
     assert names(source) == ["config.json", "link"]
 
 
-def test_a_leftover_of_the_same_process_id_is_replaced(tmp_path: Path, source: Path) -> None:
-    with staged_folder(tmp_path / "out", source=source) as stage:
-        leftover = stage
-    leftover.mkdir()
-    (leftover / "stale").write_text("x")
-    shutil.rmtree(tmp_path / "out")
-    with staged_folder(tmp_path / "out", source=source) as stage:
-        assert names(stage) == []
+def test_what_a_dead_process_left_goes(tmp_path: Path, source: Path) -> None:
+    for name in (".out.partial-1a2b3c4d", ".out.old-1a2b3c4d", ".out.partial-4321", ".other.old-1"):
+        bundle(tmp_path / name)
+    bundle(tmp_path / "out")
+    with staged_folder(tmp_path / "out", source=source, force=True) as stage:
+        assert names(tmp_path) == sorted([".other.old-1", stage.name, "out", "source"])
+
+
+def test_what_was_about_to_be_replaced_returns(tmp_path: Path, source: Path) -> None:
+    bundle(tmp_path / ".out.old-1a2b3c4d", "the old one")
+    with (
+        pytest.raises(CheckpointError, match="exists already"),
+        staged_folder(tmp_path / "out", source=source),
+    ):
+        pytest.fail("must not run")
+    assert (tmp_path / "out" / "config.json").read_text() == "the old one"
+    assert names(tmp_path) == ["out", "source"]
+
+
+def test_what_a_living_process_writes_stays(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from warble_mlx.staging import temporary_folder\n"
+        "with temporary_folder(Path(sys.argv[1])) as folder: print(folder, flush=True); input()"
+    )
+    other = subprocess.Popen(
+        [sys.executable, "-c", script, tmp_path / "out"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert other.stdout is not None
+    theirs = Path(other.stdout.readline().strip())
+    with temporary_folder(tmp_path / "out") as own:
+        clear_leftovers(tmp_path / "out")
+        assert names(tmp_path) == sorted([own.name, theirs.name])
+    other.kill()
+    other.communicate()
+    assert names(tmp_path) == [theirs.name]
+    clear_leftovers(tmp_path / "out")
+    assert names(tmp_path) == []
+
+
+REPLACING = """
+import sys
+from pathlib import Path
+import killing
+from warble_mlx.staging import staged_folder
+step, home = int(sys.argv[1]), Path(sys.argv[2])
+killing.kill_at(step, str(home))
+with staged_folder(home / "out", source=home / "source", force=True) as stage:
+    for name in ("config.json", "weights"):
+        (stage / name).write_text("new")
+"""
+
+
+def test_killed_before_any_change(tmp_path: Path, source: Path) -> None:
+    old, new = {"config.json": "old", "stale": "old"}, {"config.json": "new", "weights": "new"}
+    home = tmp_path.resolve()
+    tests = str(Path(__file__).parent)
+
+    def replace(step: int) -> int:
+        script = f"import sys; sys.path.append({tests!r})\n{REPLACING}"
+        return subprocess.run([sys.executable, "-c", script, str(step), home]).returncode
+
+    seen = []
+    for step in range(100):
+        (bundle(home / "out") / "stale").write_text("old")
+        status = replace(step)
+        there = home / "out"
+        seen.append({p.name: p.read_text() for p in there.iterdir()} if there.exists() else None)
+        assert seen[-1] in (None, old, new)
+        assert replace(killing.NEVER) == 0
+        assert {p.name: p.read_text() for p in there.iterdir()} == new
+        assert names(home) == ["out", "source"]
+        for path in there.iterdir():
+            path.unlink()
+        there.rmdir()
+        if status == 0:
+            break
+        assert status == killing.KILLED
+    assert seen.index(None) < seen.index(new)
+    assert len(seen) >= 10
 
 
 def test_a_parent_that_cannot_be_made(tmp_path: Path, source: Path) -> None:

@@ -1,4 +1,4 @@
-"""`warble verify`: a right bundle passes, a broken one fails at the part that is broken.
+"""`warble verify`: what passes, what counts as a tie, what is not compared.
 
 The dump is the PyTorch reference engine's, of the small synthetic checkpoint.
 """
@@ -6,39 +6,25 @@ The dump is the PyTorch reference engine's, of the small synthetic checkpoint.
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import mlx.nn as nn
 import msgspec
 import numpy as np
 import pytest
 import synthetic
-from golden_data import FOLDER
+from verifying import DUMP, RUNGS, converted, failed, greedy, outcomes
 
-import warble_mlx.engine
-import warble_mlx.layers
-import warble_mlx.sampling
 from warble_mlx.cli import main
-from warble_mlx.codec import CodecDecoder
-from warble_mlx.codec.convolution import CausalTransposedConv
-from warble_mlx.dual_ar import DualAR
-from warble_mlx.engine import Engine, State
+from warble_mlx.engine import Engine
 from warble_mlx.errors import CheckpointError
 from warble_mlx.verify.climb import climb, climb_alone, limits_for, verify
-from warble_mlx.verify.compare import EXACT, Outcome, difference, race_margins, values
+from warble_mlx.verify.compare import BFLOAT16, EXACT, difference, race_margins, values
 from warble_mlx.verify.dump import Dump, read_dump, write_dump
+from warble_mlx.verify.self_check import SelfRungs
 from warble_mlx.verify.subject import Subject, load_subject
-
-DUMP = FOLDER / "dump_small.safetensors"
-RUNGS = [
-    "prompt", "rope", "embedding", "layer 0", "layer 1", "final hidden", "semantic logits",
-    "fast logits", "greedy codes", "sampled codes", "codec rope", "codec dequantised",
-    "codec latents", "waveform", "waveform streamed", "codec codes",
-]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +37,6 @@ def bundle(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return converted(source, tmp_path_factory.mktemp("small") / "bundle")
 
 
-def converted(source: Path, out: Path, codec_dtype: str = "float32") -> Path:
-    from warble_mlx.convert import convert
-
-    convert(source, out, codec_dtype=codec_dtype)
-    return out
-
-
 @pytest.fixture
 def subject(bundle: Path) -> Subject:
     return load_subject(bundle, "float32")
@@ -66,14 +45,6 @@ def subject(bundle: Path) -> Subject:
 @pytest.fixture(scope="module")
 def dump() -> Dump:
     return read_dump(DUMP)
-
-
-def outcomes(subject: Subject, dump: Dump) -> list[Outcome]:
-    return list(climb(subject, dump, limits_for(subject, dump.info)))
-
-
-def failed(found: list[Outcome]) -> list[str]:
-    return [o.rung for o in found if o.state == "failed"]
 
 
 # ---------------------------------------------------------------- what passes
@@ -147,228 +118,6 @@ def test_a_self_check_needs_no_dump(
     assert "only a dump of the source (--against) shows" in said[-1]
 
 
-# ---------------------------------------------------------------- what fails, and where
-
-Break = Callable[[Subject, pytest.MonkeyPatch], object]
-
-
-def swap_layers(s: Subject, _: Any) -> None:
-    s.model.layers.reverse()
-
-
-def perturb(s: Subject, _: Any) -> None:
-    weight = s.model.layers[1].feed_forward.w2.weight
-    s.model.layers[1].feed_forward.w2.weight = weight * 1.001
-
-
-def unrounded_table(s: Subject, _: Any) -> None:
-    table = s.model._slow_rope
-    s.model._slow_rope = table + 1e-4 * (table != 1) * (table != 0)
-
-
-def half_rotation(_: Subject, patch: pytest.MonkeyPatch) -> None:
-    rotate = warble_mlx.layers.rotate
-
-    def halves(x: mx.array, factors: tuple[mx.array, mx.array]) -> mx.array:
-        half = x.reshape(*x.shape[:-2], 2, x.shape[-2]).swapaxes(-1, -2)
-        return rotate(half, factors).swapaxes(-1, -2).reshape(x.shape)
-
-    patch.setattr(warble_mlx.layers, "rotate", halves)
-
-
-def wrong_epsilon(s: Subject, _: Any) -> None:
-    s.model.layers[0].attention_norm.eps = 1e-5
-
-
-def missing_bias(s: Subject, _: Any) -> None:
-    linear = s.model.layers[1].attention.wqkv
-    linear.bias = mx.zeros(linear.bias.shape)
-
-
-def swapped_heads(s: Subject, _: Any) -> None:
-    linear, h = s.model.layers[1].attention.wqkv, s.config.head_dim
-    for name in ("weight", "bias"):
-        first, second, *rest = mx.split(linear[name], linear[name].shape[0] // h)
-        linear[name] = mx.concatenate([second, first, *rest])
-
-
-def swapped_gates(s: Subject, _: Any) -> None:
-    linear = s.model.layers[0].feed_forward.w13
-    linear.weight = mx.concatenate(mx.split(linear.weight, 2)[::-1])
-
-
-def swapped_codebooks(s: Subject, _: Any) -> None:
-    table = s.model.codebook_embeddings
-    books = mx.split(table.weight, 10)
-    table.weight = mx.concatenate([*books[:3], books[4], books[3], *books[5:]])
-
-
-def final_norm(s: Subject, _: Any) -> None:
-    s.model.norm.weight = s.model.norm.weight * 1.001
-
-
-def wrong_eos_row(s: Subject, _: Any) -> None:
-    s.model._head = mx.concatenate([s.model._head[:-1], s.model._head[:1]])
-
-
-def fast_layers(s: Subject, _: Any) -> None:
-    s.model.fast_layers.reverse()
-
-
-def stale_hidden(_: Subject, patch: pytest.MonkeyPatch) -> None:
-    """While speaking, the fast AR is given the step before's state."""
-    entry, before = DualAR.fast_input, list[mx.array]()
-
-    def stale(self: DualAR, hidden: mx.array) -> mx.array:
-        if hidden.shape[0] == 1:
-            before.append(hidden)
-            hidden = before[-2] if len(before) > 1 else hidden
-        return entry(self, hidden)
-
-    patch.setattr(DualAR, "fast_input", stale)
-
-
-def padding_seen(_: Subject, patch: pytest.MonkeyPatch) -> None:
-    prefill = Engine.prefill
-
-    def without_hole(self: Engine, prompt: Any) -> State:
-        state = prefill(self, prompt)
-        return state._replace(hole=mx.zeros_like(state.hole))
-
-    patch.setattr(Engine, "prefill", without_hole)
-
-
-def crossing_kept(_: Subject, patch: pytest.MonkeyPatch) -> None:
-    kept = warble_mlx.sampling.kept
-
-    def more(ranking: Any, top_k: mx.array, top_p: mx.array) -> mx.array:
-        own = mx.softmax(ranking.scores, axis=-1)
-        return kept(ranking._replace(mass=ranking.mass - own), top_k, top_p)
-
-    patch.setattr(warble_mlx.sampling, "kept", more)
-
-
-def first_recorded(_: Subject, patch: pytest.MonkeyPatch) -> None:
-    remember = warble_mlx.sampling.remember
-
-    def all_of_them(recent: mx.array, chosen: mx.array, frame: mx.array) -> mx.array:
-        return remember(recent, chosen, frame + 1)
-
-    patch.setattr(warble_mlx.engine, "remember", all_of_them)
-
-
-def swapped_books(s: Subject, _: Any) -> None:
-    books = s.decoder.quantizer.quantizer.quantizers
-    books[2], books[3] = books[3], books[2]
-
-
-def post_module_window(s: Subject, _: Any) -> None:
-    s.decoder.quantizer.post_module.window -= 1
-
-
-def channel_order(s: Subject, _: Any) -> None:
-    conv = s.decoder.decoder.model[0].conv
-    conv.weight = conv.weight[:, :, ::-1]
-
-
-def kernel_order(s: Subject, _: Any) -> None:
-    layer = s.decoder.decoder.model[2].block[1]
-    assert isinstance(layer, CausalTransposedConv)
-    layer.conv.weight = layer.conv.weight[:, ::-1]
-
-
-def forgetful_stream(_: Subject, patch: pytest.MonkeyPatch) -> None:
-    """The window transformer forgets its position between chunks of less than eight frames."""
-    step = CodecDecoder.step
-
-    def forgets(self: CodecDecoder, codes: mx.array, state: Any) -> Any:
-        if codes.shape[2] < 8:
-            state = tuple(mx.zeros_like(a) if a.dtype == mx.int32 else a for a in state)
-        return step(self, codes, state)
-
-    patch.setattr(CodecDecoder, "step", forgets)
-    patch.setattr("warble_mlx.codec.decoder.chunk_frames_for", lambda *_: 12)
-
-
-def encoder_projection(s: Subject, _: Any) -> None:
-    search = s.encoder.quantizer.searches()[4].in_proj
-    search.weight = search.weight[::-1]
-
-
-BREAKS: list[tuple[Break, str]] = [
-    (swap_layers, "layer 0"),
-    (perturb, "layer 1"),
-    (unrounded_table, "rope"),
-    (half_rotation, "layer 0"),
-    (wrong_epsilon, "layer 0"),
-    (missing_bias, "layer 1"),
-    (swapped_heads, "layer 1"),
-    (swapped_gates, "layer 0"),
-    (swapped_codebooks, "embedding"),
-    (final_norm, "final hidden"),
-    (wrong_eos_row, "semantic logits"),
-    (fast_layers, "fast logits"),
-    (stale_hidden, "greedy codes"),
-    (padding_seen, "greedy codes"),
-    (crossing_kept, "sampled codes"),
-    (first_recorded, "sampled codes"),
-    (swapped_books, "codec dequantised"),
-    (post_module_window, "codec latents"),
-    (channel_order, "waveform"),
-    (kernel_order, "waveform"),
-    (forgetful_stream, "waveform streamed"),
-    (encoder_projection, "codec codes"),
-]
-
-
-@pytest.mark.parametrize(("do", "rung"), BREAKS, ids=[do.__name__ for do, _ in BREAKS])
-def test_the_ladder_stops_at_the_broken_part(
-    subject: Subject, dump: Dump, monkeypatch: pytest.MonkeyPatch, do: Break, rung: str
-) -> None:
-    do(subject, monkeypatch)
-    found = outcomes(subject, dump)
-    assert failed(found)[:1] == [rung]
-    assert next(o for o in found if o.state == "failed").message
-
-
-def test_only_the_broken_layers_fail(subject: Subject, dump: Dump) -> None:
-    """Behind a failed rung its ladder is skipped; the codec's is climbed all the same."""
-    perturb(subject, None)
-    found = {o.rung: o for o in outcomes(subject, dump)}
-    assert failed(list(found.values())) == ["layer 1"]
-    assert found["greedy codes"].state == "skipped"
-    assert found["greedy codes"].message == "behind layer 1"
-    assert found["waveform"].state == "passed"
-
-
-def test_a_bundle_with_a_swapped_layer_is_refused_by_the_command(
-    bundle: Path, tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
-) -> None:
-    broken = Path(shutil.copytree(bundle, tmp_path / "broken"))
-    path = broken / "model.safetensors"
-    weights = mx.load(str(path))
-    mx.eval(list(weights.values()))
-    for name in [n for n in weights if n.startswith("layers.0.")]:
-        other = name.replace("layers.0.", "layers.1.")
-        weights[name], weights[other] = weights[other], weights[name]
-    mx.save_safetensors(str(path), weights, metadata={"format": "mlx"})
-    assert main(["verify", str(broken), "--against", str(DUMP)]) == 1
-    last = capsysbinary.readouterr().out.decode().splitlines()[-1]
-    assert last.startswith("FAILED at layer 0: error ")
-    assert "also failed: layer 1" in last
-
-
-def test_a_failed_code_names_frame_rows_and_margin(subject: Subject, dump: Dump) -> None:
-    subject.model.fast_layers.reverse()
-    found = greedy(subject, dump)
-    assert found.state == "failed"
-    assert "plain: first differing frame 0: [" in found.message
-    assert "the dump has [" in found.message
-    assert "scores prefer its own by" in found.message
-    assert found.worst is not None
-    assert found.worst > 1e-4
-
-
 # ---------------------------------------------------------------- ties
 
 
@@ -418,16 +167,6 @@ def cut_behind(dump: Dump, frames: int) -> Dump:
         tensors[f"plain.{name}"] = tensors[f"plain.{name}"][:frames]
     info = msgspec.structs.replace(dump.info, cases=dump.info.cases[:1])
     return Dump(info, tensors)
-
-
-def greedy(subject: Subject, dump: Dump) -> Outcome:
-    from warble_mlx.verify.choices import ChoiceRungs
-    from warble_mlx.verify.passes import Passes
-
-    info = msgspec.structs.replace(dump.info, cases=dump.info.cases[:1])
-    rungs = ChoiceRungs(Passes(subject, Dump(info, dump.tensors)), EXACT)
-    (found,) = rungs.greedy_codes()
-    return found
 
 
 def test_margins_of_a_race() -> None:
@@ -533,8 +272,29 @@ def test_what_a_self_check_sees(subject: Subject, do: Any, rung: str | None) -> 
     assert failed(list(climb_alone(subject)))[:1] == ([rung] if rung else [])
 
 
-def test_a_self_check_sees_a_broken_cache(
-    subject: Subject, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    padding_seen(subject, monkeypatch)
-    assert failed(list(climb_alone(subject))) == ["cached steps"]
+def with_step_of(subject: Subject, other: Subject) -> Subject:
+    """`subject` as if its compiled step were the plain one of another model."""
+    return replace(subject, engine=Engine(other.model, compiled=False), compiled=True)
+
+
+def test_a_self_check_compares_the_compiled_step(subject: Subject, bundle: Path) -> None:
+    found = {o.rung: o for o in climb_alone(with_step_of(subject, subject))}
+    assert found["compiled step"].state == "passed"
+    other = load_subject(bundle, "float32")
+    other.model.fast_layers.reverse()
+    (wrong,) = SelfRungs(with_step_of(subject, other), EXACT).compiled()
+    assert wrong.state == "failed"
+
+
+def test_a_self_check_in_bfloat16_tells_the_share(bundle: Path) -> None:
+    half = load_subject(bundle, "bfloat16")
+    (same,) = SelfRungs(with_step_of(half, half), BFLOAT16).compiled()
+    assert (same.state, same.agreement) == ("passed", 1.0)
+    assert same.message == "100.0% of the codes are equal"
+
+
+def test_a_self_check_needs_neither_frames_nor_a_tokenizer(subject: Subject) -> None:
+    bare = SelfRungs(replace(subject, prompts=None), EXACT)
+    assert [o.state for o in bare.streamed()] == ["skipped"]  # nothing was generated yet
+    assert [o.state for o in bare.cached()] == ["passed"]
+    assert [o.state for o in bare.streamed()] == ["passed"]

@@ -17,7 +17,7 @@ import pytest
 
 pytest.importorskip("wyoming")
 
-from speaking import QuickBatch, quick_warble
+from speaking import quick_warble
 from wyoming.audio import AudioChunk, AudioStart, AudioStop
 from wyoming.client import AsyncTcpClient
 from wyoming.error import Error
@@ -33,7 +33,6 @@ from wyoming.tts import (
     SynthesizeVoice,
 )
 
-from warble_mlx import ensemble
 from warble_mlx.live import Pcm
 from warble_mlx.server.home_assistant import Handler
 from warble_mlx.server.settings import Settings
@@ -41,16 +40,14 @@ from warble_mlx.server.worker import Worker
 
 
 @pytest.fixture(scope="module")
-def worker() -> Iterator[Worker]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ensemble, "Batch", QuickBatch)
-        running = Worker(lambda: quick_warble()[0], Settings(rows=2))
-        thread = threading.Thread(target=running.run, daemon=True)
-        thread.start()
-        running.ready()
-        yield running
-        running.stop()
-        thread.join()
+def worker(quick_rows: None) -> Iterator[Worker]:
+    running = Worker(lambda: quick_warble()[0], Settings(rows=2))
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    running.ready()
+    yield running
+    running.stop()
+    thread.join()
 
 
 @asynccontextmanager

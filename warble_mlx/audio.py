@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import secrets
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -18,6 +17,7 @@ import numpy.typing as npt
 import soundfile
 
 from warble_mlx.errors import AudioError
+from warble_mlx.staging import staged_file
 
 Samples = npt.NDArray[np.float32]
 
@@ -166,11 +166,7 @@ def _write_file(path: Path, data: bytes) -> None:
         if path.exists() and not path.is_file():  # a device or a pipe cannot be renamed over
             path.write_bytes(data)
             return
-        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        try:
+        with staged_file(path) as part:
             part.write_bytes(data)
-            os.replace(part, path)
-        finally:
-            part.unlink(missing_ok=True)
     except OSError as error:
         raise AudioError(f"{path} cannot be written: {error.strerror or error}") from error

@@ -13,12 +13,11 @@ import errno
 import json
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
@@ -54,6 +53,9 @@ from warble_mlx.cli_serve import serve, wyoming
 from warble_mlx.cli_verify import verify
 from warble_mlx.cli_voice import voice, voices
 from warble_mlx.errors import CheckpointError, SickError, WarbleError
+
+if TYPE_CHECKING:
+    from warble_mlx.speech import Speech
 
 INTERRUPTED_STATUS = 130
 UNEXPECTED_STATUS = 1
@@ -133,8 +135,8 @@ def convert(
 ) -> None:
     """Convert SOURCE, a folder or hub id, into a bundle in the folder OUT.
 
-    Prints what became of the tensors and how large the parts are, then loads the bundle and lets
-    it speak a sentence. The exit status is 0 only if it did.
+    Prints what became of the tensors and how large the parts are. The result is loaded and speaks
+    a sentence before it appears as OUT.
     """
     from warble_mlx.convert import convert as convert_model
     from warble_mlx.convert import format_report
@@ -149,6 +151,13 @@ def convert(
     if quantised:
         check_possible(wish, target, force=force)
     found = locate(source, offline=offline, revision=revision)
+    spoken: list[Speech] = []
+
+    def accept(folder: Path) -> None:
+        from warble_mlx.speech_check import check_speaks
+
+        spoken.append(check_speaks(folder, "the converted model"))
+
     with _between(target, quantised) as plain:
         with conversion_bar(shown=True) as advance:
             result = convert_model(
@@ -159,14 +168,13 @@ def convert(
                 source_id=found.repo,
                 revision=found.commit,
                 progress=advance,
+                accept=None if quantised or no_check else accept,
             )
         emit(format_report(result).rstrip("\n") + "\n")
         if quantised:
             quantize_as_wished(plain, target, wish, check=not no_check, force=force)
-    if not (quantised or no_check):
-        from warble_mlx.speech_check import check_speaks
-
-        tell_check(check_speaks(target, f"{out} was written, but it"))
+    for speech in spoken:
+        tell_check(speech)
     send(target, upload_repo, dry_run)
 
 
@@ -176,10 +184,12 @@ def _between(target: Path, quantised: bool) -> Iterator[Path]:
     if not quantised:
         yield target
         return
+    from warble_mlx.staging import clear_leftovers, temporary_folder
+
     # Beside the target: the system's own folder for such things may be small, or in memory.
-    near = next(folder for folder in target.resolve().parents if folder.exists())
-    with tempfile.TemporaryDirectory(prefix=".warble-", dir=near) as folder:
-        yield Path(folder) / "bundle"
+    clear_leftovers(target.resolve())
+    with temporary_folder(target.resolve()) as folder:
+        yield folder / "bundle"
 
 
 @warble.command()

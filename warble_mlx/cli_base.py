@@ -19,10 +19,11 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def option(*names: str, **settings: Any) -> Callable[[_Function], _Function]:
-    """A click option that can also be set by WARBLE_ and its long name in capitals."""
+    """A click option that can also be set by WARBLE_ and its long name in capitals, unless
+    `envvar` is another name."""
     long = next(name for name in names if name.startswith("--")).partition("/")[0]
     variable = "WARBLE_" + long.removeprefix("--").replace("-", "_").upper()
-    return click.option(*names, envvar=variable, **settings)
+    return click.option(*names, **{"envvar": variable, **settings})
 
 
 model_option = option(
@@ -38,6 +39,13 @@ dequantize_option = option(
     help="Unpack quantised weights when loading: more memory, but no packed kernels.",
 )
 json_option = option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")
+report_option = option(
+    "--json",
+    "json_out",
+    type=click.Path(dir_okay=False, allow_dash=True, path_type=str),
+    metavar="OUT",
+    help="Write everything as JSON; - is stdout, instead of the text.",
+)
 # Read by `main`, which needs it for errors that come before a command runs.
 debug_option = option(
     "--debug", is_flag=True, expose_value=False, help="Show where an error came from."

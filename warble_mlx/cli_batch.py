@@ -16,7 +16,8 @@ from warble_mlx.cli_base import (
     option,
     say_so,
 )
-from warble_mlx.options import MAX_RETRIES, MAX_SEED
+from warble_mlx.cli_sampling import normalise_option, retry_option, sampling_options
+from warble_mlx.options import MAX_SEED
 
 FAILED_STATUS = 5  # some rows have no file
 DEFAULT_ROWS = 8
@@ -36,19 +37,10 @@ FORMATS = ("wav", "flac", "mp3", "ogg")
     show_default=True,
     help="What the seeds of rows without one follow from, together with their ids.",
 )
-@option("--temperature", metavar="X", type=Number(0), help="Variation; 0 is greedy.")
-@option("--top-p", metavar="X", type=Number(0, 1), help="Probability mass to choose from.")
-@option("--top-k", metavar="N", type=Number(0, kind=int), help="Candidates to choose from.")
-@option("--greedy", is_flag=True, help="Always take the most probable, whatever the seed.")
+@sampling_options
 @option("--max-seconds", metavar="X", type=Number(0, above=True), help="Longest speech of a row.")
-@option(
-    "--retry",
-    metavar="N",
-    type=Number(0, MAX_RETRIES, kind=int),
-    default=0,
-    help="Try N times more, with other seeds, when the result is no speech.",
-)
-@option("--normalise", is_flag=True, help='Read numbers and links as words ("warble-mlx[text]").')
+@retry_option
+@normalise_option
 @option("--pause", metavar="X", type=Number(0, 60), help="Seconds between sentences of long rows.")
 @option(
     "--rows",

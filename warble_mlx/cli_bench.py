@@ -16,6 +16,7 @@ from warble_mlx.cli_base import (
     model_option,
     offline_option,
     option,
+    report_option,
     say_so,
 )
 from warble_mlx.report_file import check_chart, check_report
@@ -95,13 +96,7 @@ def _is_number(text: str) -> bool:
     default=(),
     help="Also project the lowest RTF of devices with so much bandwidth: 60 120 546.",
 )
-@option(
-    "--json",
-    "json_out",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=str),
-    metavar="OUT",
-    help="Write everything as JSON; - is stdout, instead of the text.",
-)
+@report_option
 @option(
     "--chart",
     type=click.Path(dir_okay=False, path_type=Path),

@@ -43,10 +43,12 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic only in recen
 @option(
     "--voices",
     "voice_names",
+    envvar="WARBLE_EXPORT_VOICES",  # WARBLE_VOICES is the folder of registered voices
     type=Names(),
     default="",
     metavar="NAMES",
-    help="Voices of the model or registered ones. Default: all of the model's.",
+    help="Voices of the model or registered ones. Default: all of the model's. In the environment:"
+    " WARBLE_EXPORT_VOICES.",
 )
 @option(
     "--dtype",

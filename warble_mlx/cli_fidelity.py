@@ -6,7 +6,15 @@ from pathlib import Path
 
 import click
 
-from warble_mlx.cli_base import Number, debug_option, emit, offline_option, option, say_so
+from warble_mlx.cli_base import (
+    Number,
+    debug_option,
+    emit,
+    offline_option,
+    option,
+    report_option,
+    say_so,
+)
 from warble_mlx.cli_quantize import (
     calibrate_option,
     calibration_texts,
@@ -26,13 +34,7 @@ MAX_SEED = 2**31 - 1  # one is added per text
 @text_option
 @calibrate_option
 @option("--seed", type=Number(0, MAX_SEED, kind=int), metavar="N", help="Of the first text.")
-@option(
-    "--json",
-    "json_out",
-    type=click.Path(dir_okay=False, allow_dash=True),
-    metavar="OUT",
-    help="Write everything as JSON; - is stdout, instead of the text.",
-)
+@report_option
 @option(
     "--chart",
     type=click.Path(dir_okay=False, path_type=Path),

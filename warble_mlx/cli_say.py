@@ -29,8 +29,9 @@ from warble_mlx.cli_base import (
     option,
     say_so,
 )
+from warble_mlx.cli_sampling import normalise_option, retry_option, sampling_options
 from warble_mlx.errors import TextError, VoiceWarning
-from warble_mlx.options import MAX_RETRIES, MAX_SEED
+from warble_mlx.options import MAX_SEED
 
 if TYPE_CHECKING:
     from warble_mlx.registered import RegisteredVoice
@@ -112,25 +113,12 @@ def _refused_options(function: Callable[..., None]) -> Callable[..., None]:
     type=Number(0, MAX_SEED, kind=int),
     help="Same seed, same speech. Default: random, and reported.",
 )
-@option("--temperature", metavar="X", type=Number(0), help="Variation; 0 is greedy.")
-@option("--top-p", metavar="X", type=Number(0, 1), help="Probability mass to choose from.")
-@option("--top-k", metavar="N", type=Number(0, kind=int), help="Candidates to choose from.")
-@option("--greedy", is_flag=True, help="Always take the most probable, whatever the seed.")
+@sampling_options
 @option(
     "--max-seconds", metavar="X", type=Number(0, above=True), help="Longest speech to generate."
 )
-@option(
-    "--retry",
-    metavar="N",
-    type=Number(0, MAX_RETRIES, kind=int),
-    default=0,
-    help="Try N times more, with other seeds, when the result is no speech.",
-)
-@option(
-    "--normalise",
-    is_flag=True,
-    help='Read Markdown, links, emoji and numbers as a person would (needs "warble-mlx[text]").',
-)
+@retry_option
+@normalise_option
 @option(
     "--pause",
     metavar="X",

@@ -1,10 +1,11 @@
-"""`warble serve`: a speech server on this machine."""
+"""`warble serve` and `warble wyoming`: speech servers on this machine."""
 
 from __future__ import annotations
 
 import ipaddress
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,20 +22,41 @@ from warble_mlx.errors import MissingExtraError
 if TYPE_CHECKING:
     from warble_mlx.speech import Warble
 
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+host_option = option(
+    "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where to listen."
+)
+
+
+def port_option(default: int) -> Decorator:
+    """--port."""
+    return option(
+        "--port",
+        metavar="N",
+        type=Number(1, 65535, kind=int),
+        default=default,
+        show_default=True,
+        help="Port to listen on.",
+    )
+
+
+def rows_option(default: int) -> Decorator:
+    """--rows."""
+    return option(
+        "--rows",
+        metavar="N",
+        type=Number(1, 1024, kind=int),
+        default=default,
+        show_default=True,
+        help="Requests spoken at once.",
+    )
+
 
 @click.command()
 @model_option
-@option(
-    "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where to listen."
-)
-@option(
-    "--port",
-    metavar="N",
-    type=Number(1, 65535, kind=int),
-    default=8000,
-    show_default=True,
-    help="Port to listen on.",
-)
+@host_option
+@port_option(8000)
 @option("--token", metavar="TOKEN", help="What clients must send as Authorization: Bearer TOKEN.")
 @option(
     "--allow-host",
@@ -48,14 +70,7 @@ if TYPE_CHECKING:
     multiple=True,
     help="A web page's origin that may use this server (repeatable); * is any. Default: none.",
 )
-@option(
-    "--rows",
-    metavar="N",
-    type=Number(1, 1024, kind=int),
-    default=8,
-    show_default=True,
-    help="Requests spoken at once.",
-)
+@rows_option(8)
 @option(
     "--queue",
     metavar="N",
@@ -122,7 +137,6 @@ def serve(
         )
     # Where a token is needed, a page that reaches this server by another name gains nothing.
     names = (host, "localhost", "127.0.0.1", "::1", *allow_host) if local else ("*",)
-    import warble_mlx
     from warble_mlx.backend import prepare
 
     prepare()
@@ -134,10 +148,6 @@ def serve(
             raise
         raise MissingExtraError("Serving", error.name, "server") from error
     logging.captureWarnings(True)
-
-    def load() -> Warble:
-        return warble_mlx.load(model, offline=offline)
-
     settings = Settings(
         rows=rows,
         queue=queue,
@@ -150,30 +160,14 @@ def serve(
         hosts=tuple(name.lower() for name in names),
         log_text=log_text,
     )
-    run(load, settings, host, port, say_so)
+    run(loader(model, offline), settings, host, port, say_so)
 
 
 @click.command()
 @model_option
-@option(
-    "--host", metavar="ADDRESS", default="127.0.0.1", show_default=True, help="Where to listen."
-)
-@option(
-    "--port",
-    metavar="N",
-    type=Number(1, 65535, kind=int),
-    default=10200,
-    show_default=True,
-    help="Port to listen on.",
-)
-@option(
-    "--rows",
-    metavar="N",
-    type=Number(1, 1024, kind=int),
-    default=4,
-    show_default=True,
-    help="Requests spoken at once.",
-)
+@host_option
+@port_option(10200)
+@rows_option(4)
 @offline_option
 @debug_option
 def wyoming(model: str | None, host: str, port: int, rows: int, offline: bool) -> None:
@@ -183,7 +177,6 @@ def wyoming(model: str | None, host: str, port: int, rows: int, offline: bool) -
     port. The protocol knows no password: with --host 0.0.0.0, whoever reaches this machine can
     let it speak.
     """
-    import warble_mlx
     from warble_mlx.backend import prepare
 
     prepare()
@@ -194,11 +187,18 @@ def wyoming(model: str | None, host: str, port: int, rows: int, offline: bool) -
         if error.name != "wyoming":
             raise
         raise MissingExtraError("Serving Home Assistant", "wyoming", "wyoming") from error
+    run_wyoming(loader(model, offline), Settings(rows=rows), host, port, say_so)
+
+
+def loader(model: str | None, offline: bool) -> Callable[[], Warble]:
+    """What loads the model in the thread that calls it, which then owns it."""
 
     def load() -> Warble:
+        import warble_mlx
+
         return warble_mlx.load(model, offline=offline)
 
-    run_wyoming(load, Settings(rows=rows), host, port, say_so)
+    return load
 
 
 def is_local(host: str) -> bool:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from warble_mlx.cli_base import debug_option, emit, offline_option, option, say_so
+from warble_mlx.cli_base import debug_option, emit, offline_option, option, report_option, say_so
 from warble_mlx.report_file import check_report, write_report_file
 
 STDOUT = "-"
@@ -22,13 +22,7 @@ FAILED_STATUS = 1
     metavar="DUMP",
     help="What another engine computed from the bundle's source.",
 )
-@option(
-    "--json",
-    "json_out",
-    type=click.Path(dir_okay=False, allow_dash=True, path_type=str),
-    metavar="OUT",
-    help="Write the report as JSON; - is stdout, instead of the text.",
-)
+@report_option
 @offline_option
 @debug_option
 @click.pass_context

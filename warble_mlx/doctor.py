@@ -20,6 +20,8 @@ from warble_mlx import __version__, backend
 from warble_mlx.errors import WarbleError
 
 if TYPE_CHECKING:
+    from packaging.requirements import Requirement
+
     from warble_mlx.speech import Speech
 
 # A sentence and the codes that the reference engine finds for it, greedily, in float32.
@@ -27,18 +29,18 @@ SELF_TEST = Path(__file__).parent / "bundled" / "self_test.json"
 TEST_TEXT = "This is a short test."
 TEST_SECONDS = (0.4, 6.0)  # of speech that the test text can take
 LIBRARIES = ("numpy", "tokenizers", "huggingface_hub", "soundfile", "soxr", "msgspec", "click")
-# Extra, distribution, what it is for.
-EXTRAS = (
-    ("play", "sounddevice", "playing speech"),
-    ("convert", "torch", "converting a codec.pth"),
-    ("av", "av", "clips in m4a, AAC, WebM and the like, and AAC from warble serve"),
-    ("text", "num2words", "numbers as words (--normalise)"),
-    ("quant", "mlx-lm", "quantising"),
-    ("bench", "matplotlib", "charts"),
-    ("server", "uvicorn", "warble serve"),
-    ("wyoming", "wyoming", "Home Assistant (warble wyoming)"),
-    ("ios", "coremltools", "Core ML packages (export-ios)"),
-)
+# What the optional parts of the package are for; what each one needs, its metadata says.
+EXTRAS = {
+    "play": "playing speech",
+    "convert": "converting a codec.pth",
+    "av": "clips in m4a, AAC, WebM and the like, and AAC from warble serve",
+    "text": "numbers as words (--normalise)",
+    "quant": "quantising",
+    "bench": "charts of warble bench and warble fidelity",
+    "server": "warble serve",
+    "wyoming": "Home Assistant (warble wyoming)",
+    "ios": "Core ML packages (warble export-ios)",
+}
 # From this version on, loading the published model's own code with transformers leaves its RoPE
 # tables unset: it then speaks noise without an error.
 UNSAFE_TRANSFORMERS = 5
@@ -107,14 +109,22 @@ def check_blas(blas: backend.Blas, *, on_gpu: bool) -> Check:
 
 
 def check_extras() -> Iterator[Check]:
-    """Optional packages: present, or the pip line."""
-    for extra, package, purpose in EXTRAS:
-        version = _version(package)
-        if version == "absent":
+    """Optional parts: all that each one needs, or what is missing or too old, and the pip line."""
+    for extra, purpose in EXTRAS.items():
+        there, wrong = [], []
+        for needed in requirements(extra):
+            version = _version(needed.name)
+            if version == "absent":
+                wrong.append(f"{needed.name} is not installed")
+            elif not needed.specifier.contains(version, prereleases=True):
+                wrong.append(f"{needed.name} {version} is not {needed.specifier}")
+            else:
+                there.append(f"{needed.name} {version}")
+        if wrong:
             advice = f'for {purpose}: pip install "warble-mlx[{extra}]"'
-            yield Check(f"extra {extra}", f"{package} is not installed", "note", advice)
+            yield Check(f"extra {extra}", ", ".join(wrong), "note", advice)
         else:
-            yield Check(f"extra {extra}", f"{package} {version}")
+            yield Check(f"extra {extra}", ", ".join(there))
     if _version("sounddevice") != "absent":
         from warble_mlx.player import why_mute
 
@@ -225,6 +235,20 @@ def as_rows(checks: Sequence[Check]) -> list[tuple[str, str]]:
     counted = f"{problems} problem{'' if problems == 1 else 's'}"
     rows.append(("result", counted if problems else "all is well"))
     return rows
+
+
+def requirements(extra: str) -> list[Requirement]:
+    """What an extra needs on this machine beyond what the package itself does."""
+    from packaging.requirements import Requirement
+
+    listed = [Requirement(line) for line in metadata.requires("warble-mlx") or ()]
+    return [
+        needed
+        for needed in listed
+        if needed.marker
+        and needed.marker.evaluate({"extra": extra})
+        and not needed.marker.evaluate({"extra": ""})
+    ]
 
 
 def _version(distribution: str) -> str:

@@ -4,7 +4,8 @@ While it runs, two files stand beside the target: `book.wav.part`, a WAV that gr
 and can be listened to, and `book.wav.journal`, one JSON line for what was asked and one for each
 finished piece. A piece is on the disk before its line is, so the journal never promises more than
 the part holds; what the part holds beyond it is cut off when the run goes on. At the end the
-part becomes the target: renamed if it is a WAV that needs no change of level, else encoded.
+part becomes the target: renamed if it is a WAV that needs no change of level, else encoded. The
+journal goes last, so one without a part is that of a finished run and means nothing any more.
 
 Going on is allowed only for the same text, voice, model and settings: the samples are then those
 of a run that was never stopped.
@@ -17,7 +18,6 @@ import fcntl
 import hashlib
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -104,12 +104,14 @@ def unfinished(target: Path) -> Journal:
     """
     path = journal_of(target)
     try:
+        missing = next((p for p in (path, part_of(target)) if not p.exists()), None)
+        if missing:
+            done = f" ({target} is there: it may be finished)" if target.exists() else ""
+            raise WarbleError(
+                f"there is nothing to resume: {missing} does not exist{done}; leave --resume out"
+                " to start"
+            )
         raw = path.read_bytes()
-    except FileNotFoundError:
-        done = f" ({target} is there: it may be finished)" if target.exists() else ""
-        raise WarbleError(
-            f"there is nothing to resume: {path} does not exist{done}; leave --resume out to start"
-        ) from None
     except OSError as error:
         raise WarbleError(f"{path} cannot be read: {error.strerror or error}") from error
     whole = raw[: raw.rfind(b"\n") + 1]  # a kill may have torn the last line
@@ -248,7 +250,7 @@ class _Files:
         self._keeps_part = False
         if earlier is None:
             # A part without a journal is what Ctrl-C left of a first piece.
-            if self._path.exists():
+            if self._path.exists() and self._part.exists():
                 with self._path.open("rb") as other:
                     _claim(other, target)
                 raise WarbleError(
@@ -260,9 +262,12 @@ class _Files:
             soundfile.SoundFile(
                 self._part, "w", sample_rate, 1, format=container, subtype="PCM_16"
             ).close()
-            self._journal: BinaryIO = self._path.open("xb")
+            # With its first line or not at all: an empty one could neither be resumed nor passed.
+            begun = self._path.with_name(f"{self._path.name}.new")
+            self._journal: BinaryIO = begun.open("wb")
             _claim(self._journal, target)
             self._write_line(wanted)
+            os.replace(begun, self._path)
         else:
             self._journal = self._path.open("r+b")
             try:
@@ -397,7 +402,7 @@ def finish(part: Path, target: Path, kind: str, peak: float) -> None:
     if kind == "wav" and level == 1:
         os.replace(part, target)
         return
-    made = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+    made = target.with_name(f".{target.name}.encoded")  # a killed run's is written over
     try:
         for _ in range(_ENCODER_ROUNDS):
             _copy(part, made, wanted, level)

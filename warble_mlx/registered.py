@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import re
-import secrets
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -28,6 +26,7 @@ from warble_mlx.config import NUM_CODEBOOKS, ModelConfig
 from warble_mlx.errors import CheckpointError, TextError, VoiceError
 from warble_mlx.prompt import Reference
 from warble_mlx.safetensors_file import read_header, write_safetensors
+from warble_mlx.staging import staged_file
 from warble_mlx.text import clean, speakable
 from warble_mlx.voices import VoiceList, is_number
 
@@ -113,7 +112,6 @@ class RegisteredVoice:
         check_name(self.name)
         codes = np.ascontiguousarray(self.codes, np.int32)
         shape = (codes.shape[0], codes.shape[1])
-        part = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         metadata = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -128,15 +126,13 @@ class RegisteredVoice:
             "made_by": self.made_by,
         }
         try:
-            write_safetensors(part, {"codes": ("I32", shape)}, lambda _: codes, metadata)
-            read_voice(part)  # what could not be read back is not worth keeping
-            os.replace(part, path)
+            with staged_file(path) as part:
+                write_safetensors(part, {"codes": ("I32", shape)}, lambda _: codes, metadata)
+                read_voice(part)  # what could not be read back is not worth keeping
         except CheckpointError as error:
             raise VoiceError(str(error).replace(str(part), str(path))) from error
         except OSError as error:
             raise VoiceError(f"{path} cannot be written: {error.strerror or error}") from error
-        finally:
-            part.unlink(missing_ok=True)
         return path
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from warble_mlx.errors import MissingExtraError, WarbleError
+from warble_mlx.staging import staged_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,28 +41,24 @@ def check_chart(path: Path) -> None:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a temporary path, of the same suffix, that becomes `path` when the block ends.
+    """Give a temporary path that becomes `path` when the block ends.
 
     Raises WarbleError if it cannot be written; then `path` is as it was.
     """
-    partial = path.with_name(f".{os.getpid()}-{path.name}")
     try:
-        yield partial
-        partial.replace(path)
+        with staged_file(path) as part:
+            yield part
     except OSError as error:
         raise WarbleError(f"{path} cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):  # on a read-only file system even of what is not there
-            partial.unlink(missing_ok=True)
 
 
 def write_report_file(data: bytes, path: Path) -> None:
     """Write `data`. Raises WarbleError if it cannot be written."""
-    with whole_file(path) as partial:
-        partial.write_bytes(data)
+    with whole_file(path) as part:
+        part.write_bytes(data)
 
 
 def save_chart(figure: Figure, path: Path) -> None:
     """Write a figure in the format of `path`'s suffix. Raises WarbleError if it cannot be."""
-    with whole_file(path) as partial:
-        figure.savefig(partial)
+    with whole_file(path) as part:
+        figure.savefig(part, format=path.suffix.lstrip(".").lower())

@@ -151,17 +151,22 @@ def stored_codec_dtype(folder: Path) -> str | None:
     return STORED[min(kinds - {"F32"}, default="F32")]
 
 
-def main() -> None:
-    """The command."""
+def arguments(description: str | None) -> argparse.Namespace:
+    """The command line of the programs that make a dump."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--frames", type=int, default=48, help="of each greedy utterance")
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """The command."""
+    args = arguments(__doc__)
     forbid_tf32()
     engine = open_engine(args.checkpoint, args.dtype, args.device)
     write_dump(args.out, record(engine, frames=args.frames, checkpoint=hashes(args.checkpoint)))

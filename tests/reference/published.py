@@ -14,7 +14,6 @@ loader, where 4.57.5 gave a dump that `warble verify` passes and 5.17.0 was refu
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from reference.codec import Codec
-from reference.dump import DTYPES, forbid_tf32, stored_codec_dtype, tf32_allowed
+from reference.dump import DTYPES, arguments, forbid_tf32, stored_codec_dtype, tf32_allowed
 from reference.generate import Noise, Result, Trace
 from reference.load import load_codec
 from reference.record import CodecRun, hashes, record
@@ -296,15 +295,7 @@ def open_published(folder: Path, dtype: str, device: str) -> PublishedEngine:
 
 def main() -> None:
     """The command."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("checkpoint", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--frames", type=int, default=48, help="of each greedy utterance")
-    args = parser.parse_args()
+    args = arguments(__doc__)
     forbid_tf32()
     try:
         engine = open_published(args.checkpoint, args.dtype, args.device)

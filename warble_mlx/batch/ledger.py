@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from warble_mlx.batch.rows import Failure
 from warble_mlx.errors import AudioError, WarbleError
+from warble_mlx.staging import staged_file
 
 MANIFEST, FAILURES = "manifest.jsonl", "failures.jsonl"
 _PROGRESS = "progress-*.jsonl"
+_HALF_WRITTEN = re.compile(r"\..+\.[0-9a-f]{8}\.part")  # as audio files and the ledger's own are
 
 Entry = dict[str, Any]
 
@@ -33,7 +34,8 @@ class Ledger:
         self._path = folder / _PROGRESS.replace("*", str(rank))
 
     def open(self, *, resume: bool) -> None:
-        """Make the folder. Raises WarbleError if it holds anything, unless resumed."""
+        """Make the folder. Raises WarbleError if it holds anything, unless resumed; then half
+        written files of a killed run go, and a torn line of its progress is ended."""
         if self._folder.exists() and not self._folder.is_dir():
             raise WarbleError(f"{self._folder} is a file: name the folder that the files go to")
         try:
@@ -43,6 +45,12 @@ class Ledger:
                     f"{self._folder} is not empty: name another folder, or go on with an earlier"
                     " batch by --resume"
                 )
+            for path in self._folder.iterdir():
+                if _HALF_WRITTEN.fullmatch(path.name):
+                    path.unlink(missing_ok=True)  # by another process of this batch, perhaps
+            if self._path.is_file() and not self._path.read_bytes().endswith(b"\n"):
+                with self._path.open("ab") as file:
+                    file.write(b"\n")
         except OSError as error:
             raise WarbleError(f"{self._folder}: {error.strerror or error}") from error
 
@@ -95,17 +103,12 @@ class Ledger:
             self._path.unlink(missing_ok=True)
 
     def _write(self, name: str, lines: Iterable[bytes]) -> None:
-        part = self._folder / f".{name}.{secrets.token_hex(4)}.part"
+        path = self._folder / name
         try:
-            with part.open("wb") as file:
+            with staged_file(path) as part, part.open("wb") as file:
                 file.writelines(lines)
-            os.replace(part, self._folder / name)
         except OSError as error:
-            raise AudioError(
-                f"{self._folder / name} cannot be written: {error.strerror or error}"
-            ) from error
-        finally:
-            part.unlink(missing_ok=True)
+            raise AudioError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _line(entry: Entry) -> bytes:

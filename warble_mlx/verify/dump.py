@@ -25,7 +25,6 @@ two best entries of a book.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +37,7 @@ import numpy.typing as npt
 from warble_mlx.config import ModelConfig
 from warble_mlx.errors import CheckpointError
 from warble_mlx.safetensors_file import read_header, write_safetensors
+from warble_mlx.staging import staged_file
 
 Array = npt.NDArray[Any]
 
@@ -132,10 +132,6 @@ def write_dump(path: Path, dump: Dump) -> None:
     """Write a dump, which appears under its name once it is complete."""
     arrays = {name: np.ascontiguousarray(value) for name, value in dump.tensors.items()}
     spelled = {name: (_KINDS[a.dtype.name], a.shape) for name, a in arrays.items()}
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     metadata = {METADATA_KEY: msgspec.json.encode(dump.info).decode()}
-    try:
-        write_safetensors(partial, spelled, arrays.__getitem__, metadata)
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with staged_file(path) as part:
+        write_safetensors(part, spelled, arrays.__getitem__, metadata)
