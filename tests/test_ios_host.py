@@ -97,7 +97,7 @@ def test_the_host_tells_what_is_wrong(host: Path, assets: Path, tmp_path: Path) 
         ((assets, "x.wav", "--tempo", "2"), "unknown or incomplete option --tempo"),
         ((assets, "x.wav", "--text", "a", "--voice", "nobody"), "no voice nobody"),
         ((assets, "x.wav", "--text", ""), "the text is empty"),
-        ((assets, "x.wav", "--voice", "Rms"), "--voice needs --text"),
+        ((assets, "x.wav", "--voice", "Vera"), "--voice needs --text"),
         ((assets, tmp_path / "no" / "x.wav", "--frames", "2"), "cannot be written"),
     ):
         done = run(host, *map(str, arguments))

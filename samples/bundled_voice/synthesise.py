@@ -155,8 +155,8 @@ def speak(
     ends = np.concatenate([[0], np.cumsum(result.frames.cpu().numpy())])  # frames of 600 samples
     found = []
     for index, (first, last) in zip(chosen, spans, strict=True):
-        # Token 0 is the engine's own start. Sentences part in the middle of full stop and space: the
-        # pause lies in the stop, and sounds come up to two frames before their phonemes.
+        # Token 0 is the engine's own start. Sentences part in the middle of full stop and space:
+        # the pause lies in the stop, and sounds come up to two frames before their phonemes.
         begin = (ends[max(0, first - 1)] + ends[first + 1]) / 2 * kokoro.FRAME / part.warp
         finish = (ends[last] + ends[last + 2]) / 2 * kokoro.FRAME / part.warp
         cut = trimmed(sound, int(begin), int(finish))

@@ -22,10 +22,11 @@ SENTENCES = [
     "The train to the coast leaves every thirty minutes.",
 ]
 HELD_OUT = Path(__file__).with_name("heldout.txt").read_text(encoding="utf-8").splitlines()
-# Greedy and default voice: the word error rate on these 171 words was 15.2 % when the model was
-# trained, in PyTorch. Three points are left for other processors and for the recogniser.
+# Greedy and default voice: 7.6 % of these 171 words were wrong when the pack was made
+# (`python samples/measure_wer.py --greedy --voices 3`). Three points are left for other processors
+# and for the recogniser.
 JUDGED = HELD_OUT[:40:2]
-WER_LIMIT = 0.152 + 0.03
+WER_LIMIT = 0.076 + 0.03
 
 Samples = npt.NDArray[np.float32]
 Said = Callable[[str, Samples, int], bool]
@@ -81,10 +82,10 @@ def test_other_words_are_not_taken_for_the_sentence(
 
 
 def test_damaged_speech_is_not_taken_for_the_sentence(hello: Speech, said: Said) -> None:
-    """Backwards, cut in half, drowned in noise: the same samples, no longer the same words."""
+    """Backwards, cut off, drowned in noise: the same samples, no longer the same words."""
     damaged = {
         "backwards": hello.samples[::-1].copy(),
-        "half": hello.samples[: len(hello.samples) // 2],
+        "cut off": hello.samples[: len(hello.samples) // 3],
         "drowned": hello.samples + 10 * noise(len(hello.samples)),
     }
     for how, samples in damaged.items():

@@ -91,7 +91,7 @@ def test_a_small_run(recogniser: Recogniser, tmp_path: Path) -> None:
         "--sentences",
         "2",
         "--voices",
-        "2",
+        "3",
         "--greedy",
         "--json",
         out,
