@@ -61,7 +61,7 @@ def unpacked_weights(bundle: Path) -> dict[str, mx.array]:
         path, _, kind = name.rpartition(".")
         if kind in ("scales", "biases"):
             continue
-        if kind == "weight" and f"{path}.scales" in stored:
+        if kind == "weight" and f"{path}.scales" in stored:  # a bias lies beside, unpacked
             scales, biases = stored[f"{path}.scales"], stored[f"{path}.biases"]
             size, bits = packing["group_size"], packing["bits"]
             tensor = mx.dequantize(tensor, scales, biases, group_size=size, bits=bits)

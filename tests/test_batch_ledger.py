@@ -72,7 +72,7 @@ def test_a_folder_with_something_in_it_is_only_resumed(folder: Path) -> None:
 
 def test_a_folder_that_is_none(folder: Path) -> None:
     folder.write_bytes(b"")
-    with pytest.raises(WarbleError, match=r"out: File exists"):
+    with pytest.raises(WarbleError, match="is a file"):
         opened(folder)
 
 
