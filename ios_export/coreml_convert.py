@@ -20,6 +20,20 @@ class Input(NamedTuple):
     whole: bool = False
 
 
+def write_program(program: Any, path: Path) -> None:
+    """Save a program that is written already, as it stands: no pass of the converter changes it."""
+    with quiet():
+        import coremltools as ct
+
+        model = ct.convert(
+            program,
+            minimum_deployment_target=ct.target.iOS18,
+            pass_pipeline=ct.PassPipeline.EMPTY,
+            skip_model_load=True,
+        )
+        model.save(str(path))
+
+
 def to_package(
     module: torch.nn.Module,
     inputs: Sequence[Input],

@@ -9,7 +9,7 @@ it does not know, or a shape other than the declared one, is an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ _CONSTANT = ("const", "constexpr_blockwise_shift_scale")
 class Program:
     """One function of a package. Calling it runs it; `state` is kept between calls.
 
-    peak: largest magnitude of each floating value so far, by the operation that made it.
+    peak: largest magnitude of each 16-bit value so far, by the operation that made it.
     """
 
     def __init__(self, package: Path, function: str | None = None) -> None:
@@ -57,6 +57,7 @@ class Program:
         self.peak: dict[str, float] = {}
         self._constants: dict[str, Any] = {}
         self._readers: dict[str, Any] = {}
+        self._last_uses = _last_uses(self.block.operations)
         for described in self._descriptions():
             for record in described.state:
                 shape = tuple(record.type.stateType.arrayType.shape)
@@ -67,15 +68,38 @@ class Program:
         own = [f for f in described.functions if f.name == self.function]
         return own or [described]
 
-    def __call__(self, **given: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Outputs by name, for inputs by name."""
+    def __call__(
+        self, *, also: Sequence[str] = (), **given: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Outputs by name, for inputs by name, and the values named in `also`, which are computed
+        on the way."""
         missing = set(self.inputs) - set(given) - set(self.state)
         if missing:
             raise CheckpointError(f"{self.package}: {self.function} lacks {sorted(missing)}")
         values: dict[str, Any] = {**given, **{name: name for name in self.state}}
-        for operation in self.block.operations:
+        wanted = {*self.block.outputs, *also}
+        for operation, done in zip(self.block.operations, self._last_uses, strict=True):
             self._run(operation, values)
-        return {name: values[name] for name in self.block.outputs}
+            for name in done - wanted:
+                values.pop(name, None)
+        return {name: values[name] for name in wanted}
+
+    def constants_of(self, kind: str) -> dict[str, dict[str, torch.Tensor]]:
+        """Arguments of every operation of a kind that takes constants alone, by its output."""
+        constants = {o.outputs[0].name: o for o in self.block.operations if o.type == "const"}
+
+        def read(argument: Any) -> Any:
+            if argument.WhichOneof("binding") == "value":
+                return self._value(argument.value)
+            return self._value(constants[argument.name].attributes["val"])
+
+        return {
+            operation.outputs[0].name: {
+                name: read(bound.arguments[0]) for name, bound in operation.inputs.items()
+            }
+            for operation in self.block.operations
+            if operation.type == kind
+        }
 
     def _run(self, operation: Any, values: dict[str, Any]) -> None:
         outputs = [output.name for output in operation.outputs]
@@ -131,7 +155,7 @@ class Program:
                 f" declared is {shape}"
             )
         rounded = result.to(_TYPES[declared.dataType][0])
-        if rounded.is_floating_point() and rounded.numel():
+        if rounded.dtype == torch.float16 and rounded.numel():
             peak = float(rounded.float().abs().max())
             key = f"{operation.type} {output.name}"
             # What is not a number must stay one: max() of Python would drop it.
@@ -172,6 +196,18 @@ class Program:
             pairs = array.view(np.uint8)  # two values a byte, the low half first
             array = np.stack([pairs & 15, pairs >> 4], -1).ravel()[: int(np.prod(shape))]
         return torch.from_numpy(np.ascontiguousarray(array)).to(torch_type).reshape(shape)
+
+
+def _last_uses(operations: Sequence[Any]) -> list[set[str]]:
+    """Names that nobody asks for behind each of the operations."""
+    seen: set[str] = set()
+    found = []
+    for operation in reversed(operations):
+        used = {a.name for bound in operation.inputs.values() for a in bound.arguments}
+        used |= {output.name for output in operation.outputs}
+        found.append(used - seen)
+        seen |= used
+    return found[::-1]
 
 
 def _numpy_of(kind: int) -> type[np.generic]:

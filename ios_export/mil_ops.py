@@ -34,6 +34,10 @@ def sub(x: Tensor, y: Tensor) -> Tensor:
     return _wide(x) - _wide(y)
 
 
+def real_div(x: Tensor, y: Tensor) -> Tensor:
+    return _wide(x) / _wide(y)
+
+
 def maximum(x: Tensor, y: Tensor) -> Tensor:
     return torch.maximum(_wide(x), _wide(y))
 
@@ -90,6 +94,14 @@ def less_equal(x: Tensor, y: Tensor) -> Tensor:
 
 def less(x: Tensor, y: Tensor) -> Tensor:
     return x < y
+
+
+def equal(x: Tensor, y: Tensor) -> Tensor:
+    return x == y
+
+
+def logical_or(x: Tensor, y: Tensor) -> Tensor:
+    return x | y
 
 
 def logical_and(x: Tensor, y: Tensor) -> Tensor:
@@ -291,10 +303,11 @@ def constexpr_blockwise_shift_scale(
 OPERATIONS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
-        mul, add, sub, maximum, minimum, sin, exp, tanh, silu, square, gelu, rsqrt, clip, cast,
-        greater_equal, less_equal, less, logical_and, select, identity, reduce_mean, reduce_sum,
-        reduce_log_sum_exp, reduce_argmax, softmax, cumsum, topk, reshape, transpose, expand_dims,
-        squeeze, stack, concat, split, gather, gather_along_axis, pad, slice_by_index, slice_update,
-        linear, matmul, conv, layer_norm, constexpr_blockwise_shift_scale,
+        mul, add, sub, real_div, maximum, minimum, sin, exp, tanh, silu, square, gelu, rsqrt, clip,
+        cast, greater_equal, less_equal, less, equal, logical_or, logical_and, select, identity,
+        reduce_mean, reduce_sum, reduce_log_sum_exp, reduce_argmax, softmax, cumsum, topk, reshape,
+        transpose, expand_dims, squeeze, stack, concat, split, gather, gather_along_axis, pad,
+        slice_by_index, slice_update, linear, matmul, conv, layer_norm,
+        constexpr_blockwise_shift_scale,
     )
 }  # fmt: skip

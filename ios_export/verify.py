@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from warble_mlx.config import ModelConfig
 from warble_mlx.ios_export.checks import at_least, decibels, equal
 from warble_mlx.ios_export.manifest import MANIFEST, Check, File, Manifest, Part, read_manifest
 from warble_mlx.safetensors_file import read_header
@@ -64,18 +65,48 @@ def _checks_of(folder: Path, manifest: Manifest, part: Part) -> Iterator[Check]:
 
         yield from folder_checks(folder / part.name)
     else:
-        if find_spec("coremltools") is None:
-            yield Check(
-                name="operations of the Core ML packages",
-                result="unverified",
-                where=THIS,
-                note='coremltools is not installed: pip install "warble-mlx[ios]"',
-            )
-            return
-        from warble_mlx.ios_export.coreml_static import package_checks
+        yield from _coreml_checks(folder / part.name, manifest, part)
 
-        for package in sorted((folder / part.name).glob("*.mlpackage")):
-            yield from package_checks(package)
+
+def _coreml_checks(folder: Path, manifest: Manifest, part: Part) -> Iterator[Check]:
+    """Packages against their limits, the manifest and the frames kept beside them."""
+    if any(find_spec(package) is None for package in ("coremltools", "torch")):
+        yield Check(
+            name="operations of the Core ML packages",
+            result="unverified",
+            where=THIS,
+            note='coremltools and torch are not installed: pip install "warble-mlx[ios]"',
+        )
+        return
+    from warble_mlx.ios_export.coreml_part import described
+    from warble_mlx.ios_export.coreml_static import package_checks
+    from warble_mlx.ios_export.coreml_transformers import replay_checks
+    from warble_mlx.ios_export.taught import read_selftest
+
+    for package in sorted(folder.glob("*.mlpackage")):
+        yield from package_checks(package)
+    found = {f"{part.name}/{f.file}:{f.name}": f for f in described(folder)}
+    listed = {f"{f.file}:{f.name}": f for f in part.functions}
+    other = [
+        name
+        for name in sorted(found.keys() | listed.keys())
+        if name not in found or name not in listed
+        or any(
+            getattr(found[name], field) != getattr(listed[name], field)
+            for field in ("inputs", "outputs", "states", "longest_axis")
+        )
+    ]  # fmt: skip
+    yield equal(
+        "Core ML functions unlike the manifest", len(other), 0, where=THIS, note=", ".join(other)
+    )
+    yield from replay_checks(config_of(manifest), folder, read_selftest(folder))
+
+
+def config_of(manifest: Manifest) -> ModelConfig:
+    """The dimensions of a manifest as a model's config."""
+    return msgspec.convert(
+        manifest.dimensions | {"model_type": "arktts"}, type=ModelConfig, strict=False
+    )
 
 
 def _self_test(folder: Path, manifest: Manifest) -> Iterator[Check]:
@@ -85,7 +116,6 @@ def _self_test(folder: Path, manifest: Manifest) -> Iterator[Check]:
     """
     import mlx.core as mx
 
-    from warble_mlx.config import ModelConfig
     from warble_mlx.engine import Sampling
     from warble_mlx.ios_export.drive import decode, generate, open_function, slots_for
     from warble_mlx.ios_export.graph_file import Device, devices_in, retarget
@@ -119,9 +149,7 @@ def _self_test(folder: Path, manifest: Manifest) -> Iterator[Check]:
             runs[name] = open_function(path)
     stored = read_header(folder / SELFTEST_FILE)
     metadata = stored.metadata
-    config = msgspec.convert(
-        manifest.dimensions | {"model_type": "arktts"}, type=ModelConfig, strict=False
-    )
+    config = config_of(manifest)
     wanted, samples = stored.read("emitted"), stored.read("samples")
     columns = stored.read("columns")
     lengths = sorted({
