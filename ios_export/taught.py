@@ -116,5 +116,12 @@ def read_selftest(folder: Path) -> Taught:
     stored = read_header(folder / SELFTEST_FILE)
     told = stored.metadata
     sampling = Sampling(float(told["temperature"]), float(told["top_p"]), int(told["top_k"]))
-    arrays = (stored.read(name) for name in ("columns", "codes", "hidden", "semantic", "books"))
-    return Taught(*arrays, sampling, int(told["seed"]))
+    return Taught(
+        prompt=stored.read("columns"),
+        codes=stored.read("codes"),
+        hidden=stored.read("hidden"),
+        semantic=stored.read("semantic"),
+        books=stored.read("books"),
+        sampling=sampling,
+        seed=int(told["seed"]),
+    )

@@ -45,6 +45,23 @@ def swift_folder(bundle: Path, out: Path) -> tuple[Manifest, Cost]:
     return made[0], cost
 
 
+def transformers(bundle: Path, out: Path) -> tuple[Cost, Cost, list[Check]]:
+    """The Core ML packages of both transformers in `out`: what writing them cost, then what holding
+    a few frames against the runtime cost, and those checks."""
+    from warble_mlx.ios_export.coreml_transformers import transformer_checks, write_transformers
+    from warble_mlx.ios_export.taught import teach, teacher
+
+    job = ios_data.job_on(bundle)
+    written = costing(lambda: write_transformers(job, out))
+    checks: list[Check] = []
+
+    def compare() -> None:
+        taught = teach(teacher(job), job.prompt("Hello there."), 4, 7)
+        checks.extend(transformer_checks(job, out, taught))
+
+    return written, costing(compare), checks
+
+
 def functions(bundle: Path, out: Path) -> tuple[list[Function], Cost, list[Check]]:
     """The functions in `out`, what loading and writing cost, and the check of their weights."""
     job = ios_data.job_on(bundle)

@@ -8,17 +8,20 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import ios_data
 import mlx.core as mx
+import msgspec
 import numpy as np
 
 from warble_mlx.engine import PREFILL_MULTIPLE
 from warble_mlx.hub import bundled_folder
 from warble_mlx.ios_export import facts
 from warble_mlx.ios_export.drive import chunks
+from warble_mlx.safetensors_file import from_float32, write_safetensors
 from warble_mlx.sampling import NOTHING, Settings, choose_semantic, kept, race, rank, remember
 from warble_mlx.voices import read_voices
 
@@ -100,10 +103,42 @@ def wav(samples: list[float]) -> dict[str, Any]:
     return {"samples": samples, "hex": (head + body).hex()}
 
 
+def embedding() -> dict[str, Any]:
+    """Tables of a model with 8 ids and 3 codes a book, columns, and what they become."""
+    begin, size, width, books = 4, 3, 2, 10
+    job = ios_data.job_on(bundled_folder())
+    tokens = msgspec.to_builtins(facts.tokens(job)) | {
+        "semantic_begin": begin,
+        "semantic_end": begin + size - 1,
+        "codebooks": books,
+        "codebook_size": size,
+        "byte_ids": [],
+    }
+    # Small multiples of an eighth: exact in 16 bits, and their sums in any order.
+    values = np.arange((begin + size + 1 + books * size) * width, dtype=np.float32) % 37 / 8
+    text, codes = np.split(values.reshape(-1, width), [begin + size + 1])
+    tables = {"model.embeddings.weight": text, "model.codebook_embeddings.weight": codes}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "tables.safetensors"
+        write_safetensors(
+            path,
+            {name: ("BF16", table.shape) for name, table in tables.items()},
+            lambda name: from_float32(tables[name], "BF16"),
+        )
+        stored = path.read_bytes()
+    spoken = [code % size for code in range(1, books + 1)]
+    columns = [[2] + books * [0], [begin + spoken[0], *spoken]]
+    frame = text[begin + spoken[0]] + sum(codes[b * size + c] for b, c in enumerate(spoken))
+    return {
+        "hex": stored.hex(),
+        "tokens": tokens,
+        "columns": columns,
+        "rows": [text[2].tolist(), frame.tolist()],
+    }
+
+
 def manifest() -> str:
     """The fields of a manifest that the package reads, of the bundled model."""
-    import msgspec
-
     job = ios_data.job_on(bundled_folder())
     found = {
         "schema": "warble-ios/1",
@@ -133,6 +168,7 @@ def vectors() -> dict[str, Any]:
         "schedules": [schedule(frames) for frames in (1, 2, 8, 20)],
         "prefill": [list(chunks(length)) for length in (32, 96, 320)],
         "wav": wav([0.0, 0.5, -1.0, 2.0, -0.25]),
+        "embedding": embedding(),
         "sha256": {text: hashlib.sha256(text.encode()).hexdigest() for text in texts},
         "manifest": manifest(),
     }

@@ -45,6 +45,24 @@ def test_the_swift_folder_is_below_the_published_size(bundle: Path, tmp_path: Pa
     assert 0.2 < manifest.bandwidth.real_time_factor_floor < 0.3
 
 
+def test_the_core_ml_transformers_fit_a_small_machine(bundle: Path, tmp_path: Path) -> None:
+    pytest.importorskip("coremltools", reason="the extra ios is not installed")
+    pytest.importorskip("torch", reason="the extra ios is not installed")
+    with alone() as process:
+        cost, compared, checks = process.submit(ios_cost.transformers, bundle, tmp_path).result()
+    sizes = {
+        name: sum(f.stat().st_size for f in (tmp_path / name).rglob("*") if f.is_file())
+        for name in ("slow_ar.mlpackage", "fast_ar.mlpackage")
+    }
+    each = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in sizes.items())
+    print(f"{each}; written in {cost}; compared in {compared}")
+    for check in checks:
+        print(check.name, check.value, check.unit, check.note)
+    assert [c.name for c in checks if c.result != "pass"] == []
+    assert sum(sizes.values()) < 265e6
+    assert compared.peak_bytes < 8e9
+
+
 def test_the_functions_are_below_the_published_size(bundle: Path, tmp_path: Path) -> None:
     with alone() as process:
         written, cost, checks = process.submit(ios_cost.functions, bundle, tmp_path).result()

@@ -36,7 +36,7 @@ def test_the_vectors_reach_every_rule() -> None:
     assert chosen != plain, "no token was rescued"
 
 
-@pytest.mark.parametrize("name", ["MLXSpeaker", "CoreMLCodec"])
+@pytest.mark.parametrize("name", ["MLXSpeaker", "CoreMLSpeaker", "CoreMLCodec"])
 def test_back_ends_are_guarded(name: str) -> None:
     """What needs an Apple framework is compiled only where it is."""
     source = (PACKAGE / "Sources" / "WarbleKit" / f"{name}.swift").read_text()
@@ -52,11 +52,18 @@ def test_the_rest_needs_foundation_alone() -> None:
         assert set(re.findall(r"^import (\w+)", source, re.MULTILINE)) == {"Foundation"}
 
 
-def test_nothing_reaches_the_gpu_past_the_gate() -> None:
+@pytest.mark.parametrize(
+    ("name", "call", "times"),
+    [
+        ("MLXSpeaker", r"let result = try (model|codec)\(", 3),
+        ("CoreMLSpeaker", r".*\btry (advance|frame|codec\.samples)\(", 4),
+    ],
+)
+def test_nothing_reaches_the_gpu_past_the_gate(name: str, call: str, times: int) -> None:
     """Before iOS 26 a process that uses the GPU in the background is ended."""
-    source = (PACKAGE / "Sources" / "WarbleKit" / "MLXSpeaker.swift").read_text()
+    source = (PACKAGE / "Sources" / "WarbleKit" / f"{name}.swift").read_text()
     lines = [line.strip() for line in source.splitlines()]
-    begins = re.compile(r"let result = try (model|codec)\(")
+    begins = re.compile(call)
     work = [i for i, line in enumerate(lines) if begins.match(line)]
-    assert len(work) == 3
+    assert len(work) == times
     assert all(lines[i - 1] == "try gate.pass()" for i in work)

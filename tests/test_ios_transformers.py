@@ -21,12 +21,16 @@ from coremltools.converters.mil import Builder as mb  # noqa: E402
 from coremltools.converters.mil.mil import types  # noqa: E402
 
 from warble_mlx.bench.synthetic import TINY, random_dual_ar  # noqa: E402
+from warble_mlx.ios_export.checks import decibels  # noqa: E402
 from warble_mlx.ios_export.coreml_codec import range_check  # noqa: E402
 from warble_mlx.ios_export.coreml_convert import write_program  # noqa: E402
 from warble_mlx.ios_export.coreml_static import functions_of  # noqa: E402
 from warble_mlx.ios_export.coreml_transformers import (  # noqa: E402
     FAST_AR,
     SLOW_AR,
+    FastAR,
+    Frames,
+    Outputs,
     SlowAR,
     best_check,
     fast_checks,
@@ -37,9 +41,17 @@ from warble_mlx.ios_export.coreml_transformers import (  # noqa: E402
     weight_checks,
     write_transformers,
 )
-from warble_mlx.ios_export.job import Job  # noqa: E402
+from warble_mlx.ios_export.drive import uniforms  # noqa: E402
+from warble_mlx.ios_export.exporter import export  # noqa: E402
+from warble_mlx.ios_export.job import Job, Options  # noqa: E402
+from warble_mlx.ios_export.manifest import write_manifest  # noqa: E402
 from warble_mlx.ios_export.mil_eval import Program  # noqa: E402
-from warble_mlx.ios_export.mil_transformer import Draw, fast_program, slow_program  # noqa: E402
+from warble_mlx.ios_export.mil_transformer import (  # noqa: E402
+    Draw,
+    Matrix,
+    fast_program,
+    slow_program,
+)
 from warble_mlx.ios_export.mil_weights import Grid, Store  # noqa: E402
 from warble_mlx.ios_export.taught import (  # noqa: E402
     Taught,
@@ -48,8 +60,15 @@ from warble_mlx.ios_export.taught import (  # noqa: E402
     teacher,
     write_selftest,
 )
+from warble_mlx.ios_export.verify import verify_export  # noqa: E402
 from warble_mlx.prompt import Prompt  # noqa: E402
-from warble_mlx.sampling import Settings, choose_code  # noqa: E402
+from warble_mlx.sampling import (  # noqa: E402
+    NOTHING,
+    Settings,
+    choose_code,
+    choose_semantic,
+    remember,
+)
 from warble_mlx.weights import MODEL_FILE  # noqa: E402
 
 Scores = npt.NDArray[np.float32]
@@ -111,7 +130,8 @@ def test_both_packages_equal_the_runtime(job: Job, folder: Path, taught: Taught)
         assert value is not None
         assert value > 52
     assert found["unpacked values against the bundle's"].value > 0
-    assert found["drawn codes that are the runtime's"].note.endswith(f" of {9 * FRAMES}")
+    drawn = found["drawn codes that are not the runtime's"]
+    assert (drawn.value, drawn.unit) == (0, f"of {9 * FRAMES}")
     assert sorted(p.name for p in folder.iterdir()) == [
         "embeddings.safetensors", FAST_AR, SLOW_AR,
     ]  # fmt: skip
@@ -127,6 +147,24 @@ def test_a_hundred_frames_of_speech(job: Job, folder: Path) -> None:
     for check in found.values():
         print(check.name, check.value, check.unit, check.note)
     assert [c.name for c in found.values() if c.result != "pass"] == []
+
+
+def test_the_packages_speak_the_runtime_s_codes(job: Job, folder: Path, taught: Taught) -> None:
+    """Given the prompt alone; the semantic token chosen by the host, the others in the graph."""
+    c, slow = job.config, SlowAR(folder, job.config)
+    fast = FastAR(folder, c, taught.sampling, SEED)
+    regular = Settings(mx.array([50]), mx.array([0.9]), mx.array([0.7]))
+    rescue = Settings(mx.array([50]), mx.array([c.ras_top_p]), mx.array([c.ras_temperature]))
+    recent = mx.full((1, c.ras_window_size), NOTHING, dtype=mx.uint32)
+    given, spoken = slow.read(taught.prompt), []
+    for number in range(FRAMES):
+        drawn, _ = uniforms(c, SEED, number)
+        chosen = choose_semantic(mx.array(given.scores), regular, rescue, drawn, recent)
+        recent = remember(recent, chosen, mx.array([number]))
+        codes, _ = fast.frame(number, given.hidden[0], int(chosen.item()))
+        spoken.append(codes)
+        given = slow.step(codes)
+    assert np.array_equal(np.stack(spoken, axis=1), taught.codes)
 
 
 def test_functions_are_described(job: Job, folder: Path) -> None:
@@ -183,10 +221,8 @@ def test_a_self_test_can_be_kept(job: Job, folder: Path, taught: Taught, tmp_pat
 @pytest.mark.parametrize("error", [1, -1])
 def test_a_shifted_slot_fails(job: Job, folder: Path, taught: Taught, error: int) -> None:
     """One slot left out, or the last one written over."""
-    hidden, logits = SlowAR(folder, job.config).forced(
-        taught.prompt, taught.codes, slot_error=error
-    )
-    found = results(slow_checks(taught, hidden, logits))
+    slow = SlowAR(folder, job.config, slot_error=error)
+    found = results(slow_checks(taught, slow.forced(taught.prompt, taught.codes)))
     assert found["hidden states of slow_ar"] == "fail"
     assert found["scores of slow_ar"] == "fail"
 
@@ -232,8 +268,9 @@ def test_a_wrongly_unpacked_layer_of_the_slow_ar_fails(
         for package, name in ((folder / SLOW_AR, "step"), (tmp_path / "step.mlpackage", None))
     )  # fmt: skip
     few = first(taught, 1)._replace(semantic=right, hidden=taught.hidden[:1])
-    assert results(slow_checks(few, few.hidden, other))["scores of slow_ar"] == "fail"
-    assert results(slow_checks(few, few.hidden, right))["scores of slow_ar"] == "pass"
+    for scores, result in ((other, "fail"), (right, "pass")):
+        found = results(slow_checks(few, Outputs(few.hidden, scores)))
+        assert found["scores of slow_ar"] == result
 
 
 def test_two_layers_in_each_other_s_place_fail(job: Job, folder: Path, tmp_path: Path) -> None:
@@ -268,18 +305,44 @@ def test_only_near_scores_count_as_a_tie() -> None:
 
 def test_codes_behind_another_code_are_not_compared(taught: Taught) -> None:
     """A frame counts up to and with its first code that differs."""
-    from warble_mlx.ios_export.coreml_transformers import Frames
-
     codes, books = taught.codes.copy(), taught.books.copy()
     codes[3, 2] ^= 1
     books[2, 3:] = 99
     found = {c.name: c for c in fast_checks(taught, Frames(codes, books, {}))}
-    drawn = found["drawn codes that are the runtime's"]
-    assert drawn.note == f"{9 * FRAMES - 7} of {9 * FRAMES - 6}"
+    drawn = found["drawn codes that are not the runtime's"]
+    assert (drawn.value, drawn.unit) == (1, f"of {9 * FRAMES - 6}")
     assert found["scores of fast_ar"].result == "pass"
     codes[1] ^= 1
     found = {c.name: c for c in fast_checks(taught, Frames(codes, books, {}))}
-    assert found["drawn codes that are the runtime's"].result == "fail"
+    assert found["drawn codes that are not the runtime's"].result == "fail"
+
+
+# ---------------------------------------------------------------------- the part as a whole
+
+
+@pytest.mark.slow
+def test_the_part_is_verified_again(job: Job, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    manifest = export(job.bundle, out, only=["coreml"], options=Options(check_frames=8))
+    (part,) = manifest.parts
+    assert part.memory.mapped == (out / "coreml/embeddings.safetensors").stat().st_size
+    assert {f.file for f in part.functions} == {
+        f"coreml/{name}.mlpackage" for name in ("slow_ar", "fast_ar", "post_module", "vocoder")
+    }
+    assert "fail" not in results(list(verify_export(out))).values()
+
+    def changed(result: str) -> None:
+        write_manifest(out, msgspec.structs.replace(manifest, parts=(part_now,)))
+        found = results(list(verify_export(out)))
+        assert found["Core ML functions unlike the manifest"] == result
+
+    longer = msgspec.structs.replace(part.functions[0], longest_axis=5)
+    part_now = msgspec.structs.replace(part, functions=(longer, *part.functions[1:]))
+    changed("fail")
+    part_now = msgspec.structs.replace(part, functions=part.functions[1:])
+    changed("fail")
+    part_now = part
+    changed("pass")
 
 
 # ---------------------------------------------------------------------- what else there may be
@@ -315,6 +378,30 @@ def test_other_geometries(tmp_path: Path, options: dict[str, object]) -> None:
     found = {c.name: c for c in transformer_checks(job, tmp_path, taught)}
     assert [c.name for c in found.values() if c.result != "pass"] == []
     assert "unpacked values against the bundle's" not in found
+
+
+@pytest.mark.parametrize(("bits", "group"), [(2, 64), (4, 32), (6, 64), (8, 128)])
+def test_other_packings(tmp_path: Path, bits: int, group: int) -> None:
+    """A packed product with its bias, rows in another order, against MLX's."""
+    weight = mx.random.normal((96, 256), key=mx.random.key(bits))
+    packed, scales, biases = mx.quantize(weight, group_size=group, bits=bits)
+    bias = mx.random.normal((96,), key=mx.random.key(1))
+    tensors = {"a.weight": packed, "a.scales": scales, "a.biases": biases, "a.bias": bias}
+    mx.save_safetensors(str(tmp_path / MODEL_FILE), tensors)
+    settings = {"bits": bits, "group_size": group, "mode": "affine"}
+    store, order = Store(tmp_path, {"quantization": settings}), np.roll(np.arange(96), 5)
+
+    def program(x: object) -> object:
+        return mb.identity(x=Matrix(store, "a", "a.bias", order)(x), name="y")
+
+    inputs = [mb.TensorSpec((1, 256), dtype=types.fp16)]
+    written = mb.program(input_specs=inputs, opset_version=target.iOS18)(program)
+    write_program(written, tmp_path / "a.mlpackage")
+    x = np.random.default_rng(0).normal(0, 1, (1, 256)).astype(np.float16)
+    found = Program(tmp_path / "a.mlpackage")(x=torch.from_numpy(x))["y"].float().numpy()
+    plain = mx.dequantize(packed, scales, biases, group_size=group, bits=bits)
+    wanted = np.array(mx.array(x).astype(mx.float32) @ plain.T + bias)[:, order]
+    assert decibels(found, wanted) > 55
 
 
 def test_a_draw_is_the_runtime_s(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def export_ios(
     \b
       mlxfn      prefill, frame step and codec as MLX functions
       mlx-swift  weights and config for an MLX-Swift port
-      coreml     Core ML packages; needs pip install "warble-mlx[ios]"
+      coreml     Core ML packages of transformers and codec; needs pip install "warble-mlx[ios]"
 
     Every part is compared with the runtime before it is kept; manifest.json says what was checked,
     with which result, and what only a device can tell. An interrupted export goes on where it was.

@@ -31,12 +31,19 @@ final class VectorTests: XCTestCase {
             let samples: [Float]
             let hex: String
         }
+        struct Embedding: Decodable {
+            let hex: String
+            let tokens: Manifest.Tokens
+            let columns: [[Int32]]
+            let rows: [[Float]]
+        }
         let draws: [Draw]
         let semantic: Semantic
         let prompts: [Prompt]
         let schedules: [Schedule]
         let prefill: [[Int]]
         let wav: Wav
+        let embedding: Embedding
         let sha256: [String: String]
         let manifest: String
     }
@@ -98,6 +105,25 @@ final class VectorTests: XCTestCase {
     func testWav() {
         let data = WavFile.data(vectors.wav.samples, sampleRate: 44_100)
         XCTAssertEqual(data.map { String(format: "%02x", $0) }.joined(), vectors.wav.hex)
+    }
+
+    func testEmbeddingRows() throws {
+        let given = vectors.embedding
+        var bytes = Data()
+        var rest = Substring(given.hex)
+        while !rest.isEmpty {
+            bytes.append(UInt8(rest.prefix(2), radix: 16)!)
+            rest = rest.dropFirst(2)
+        }
+        let file = FileManager.default.temporaryDirectory.appendingPathComponent(UUID().uuidString)
+        defer { try? FileManager.default.removeItem(at: file) }
+        try bytes.write(to: file)
+        let tables = try EmbeddingTables(file: file, tokens: given.tokens)
+        for (column, row) in zip(given.columns, given.rows) {
+            XCTAssertEqual(tables.row(column), row)
+        }
+        try bytes.dropLast(2).write(to: file)
+        XCTAssertThrowsError(try EmbeddingTables(file: file, tokens: given.tokens))
     }
 
     func testSha256() {
