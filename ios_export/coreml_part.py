@@ -33,12 +33,11 @@ from warble_mlx.ios_export.facts import is_published
 from warble_mlx.ios_export.job import Built, Job
 from warble_mlx.ios_export.manifest import Check, Function, MemoryEstimate, Requires
 from warble_mlx.ios_export.mil_transformer import CANDIDATES
+from warble_mlx.ios_export.mil_weights import Store, held_bits
 from warble_mlx.ios_export.mlx_functions import PREFILL_LENGTHS
 from warble_mlx.ios_export.mlx_part import SEED, runtime_samples
 from warble_mlx.ios_export.swift_part import EMBEDDINGS_FILE, TABLES
 from warble_mlx.ios_export.taught import SELFTEST_FILE, teach, teacher, write_selftest
-from warble_mlx.safetensors_file import read_header
-from warble_mlx.weights import MODEL_FILE
 
 PROGRAMS = 8_000_000  # bytes: the packages' operations and RoPE tables
 CODEC_FRAMES = 29  # of real speech; the evaluator needs seconds for each chunk of the full codec
@@ -108,8 +107,12 @@ def described(folder: Path) -> list[Function]:
 
 def size_checks(job: Job, folder: Path) -> Iterator[Check]:
     """One copy of the weights for all functions, packed ones packed."""
-    entries = read_header(job.bundle / MODEL_FILE).entries
-    stored = sum(entry.nbytes for name, entry in entries.items() if name not in TABLES)
+    store = Store(job.bundle, job.raw_config)
+    stored = 0
+    for name, entry in store.header.entries.items():
+        bits = store.bits(name.removesuffix(".weight"))
+        if name not in TABLES:
+            stored += entry.nbytes if bits is None else entry.nbytes * held_bits(bits) // bits
     head = job.config.head_rows * job.config.dim * 2
     yield at_most(
         "size of both transformers' packages",

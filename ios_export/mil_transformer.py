@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from warble_mlx.config import ModelConfig, TransformerConfig
 from warble_mlx.ios_export.coreml_file import quiet
-from warble_mlx.ios_export.mil_weights import Halves, Rows, Store
+from warble_mlx.ios_export.mil_weights import Halves, Rows, Store, held_bits
 from warble_mlx.layers import rope_table
 
 with quiet():
@@ -58,7 +58,7 @@ class Matrix:
         rows = slice(None) if order is None else order
         if path in store.packed:
             grid = store.grid(path)
-            kind = types.np_uint4_dtype if grid.bits <= 4 else np.uint8
+            kind = types.np_uint4_dtype if held_bits(grid.bits) == 4 else np.uint8
             self.weight = mb.constexpr_blockwise_shift_scale(
                 data=np.ascontiguousarray(grid.integers[rows]).astype(kind),
                 scale=np.ascontiguousarray(grid.scales[rows]),

@@ -2,7 +2,7 @@
 
 MLX unpacks a value as ``scale * integer + bias``; Core ML as ``scale * (integer - offset)``.
 Integers and scales are taken over as they are, and ``offset = -bias / scale`` is rounded to 16
-bits, which moves values by up to 0.004 of a step where |offset| < 16 (`grid_error` measures it).
+bits, which costs no more than rounding the bias would (`grid_error` measures it).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float32]
 Halves = npt.NDArray[np.float16]
 Rows = npt.NDArray[np.int64]
 
-LEAST_STEP = 2.0**-14  # scales below the smallest normal float16 count as one of this size
+LEAST = 2.0**-10  # groups of smaller values have scales that float16 holds with fewer digits
 
 
 class Grid(NamedTuple):
@@ -52,6 +52,10 @@ class Store:
             name.removesuffix(".scales") for name in self.header.entries if name.endswith(".scales")
         )
         self._settings = quantisation_of(raw_config, self.packed, self.header.path)
+
+    def bits(self, path: str) -> int | None:
+        """Bits of the packed Linear at `path`; None for everything else."""
+        return int(self._settings[path]["bits"]) if path in self._settings else None
 
     def plain(self, name: str) -> Floats:
         """A tensor that is not packed, widened."""
@@ -92,10 +96,14 @@ class Store:
         return Grid(found.integers, scales, offsets, found.bits)
 
 
+def held_bits(bits: int) -> int:
+    """Bits that Core ML gives an integer of so many."""
+    return 4 if bits <= 4 else 8
+
+
 def grid_error(grid: Grid, exact: Exact) -> float:
-    """The largest difference of two unpacked matrices, in steps of the exact one; infinite where
-    integers or scales are not the same. What rounding a value to 16 bits costs by itself is not
-    counted."""
+    """The largest difference of two unpacked matrices, in roundings of the group's largest value to
+    16 bits; infinite where integers or scales are not the same."""
     same = np.array_equal(grid.integers, exact.integers)
     if not same or not np.array_equal(grid.scales, exact.scales.astype(np.float16)):
         return np.inf
@@ -106,6 +114,7 @@ def grid_error(grid: Grid, exact: Exact) -> float:
 
     found = spread(grid.scales) * (grid.integers - spread(grid.offsets))
     wanted = spread(exact.scales) * exact.integers + spread(exact.biases)
-    rounding = np.abs(wanted) * 2.0**-11
-    step = np.maximum(np.abs(spread(exact.scales)), LEAST_STEP)
-    return float(np.max(np.maximum(np.abs(found - wanted) - rounding, 0) / step))
+    other_end = exact.scales * np.float32(2**exact.bits - 1) + exact.biases
+    extent = np.maximum(np.abs(exact.biases), np.abs(other_end))
+    rounding = 2.0**-11 * np.maximum(spread(extent), LEAST)
+    return float(np.max(np.abs(found - wanted) / rounding))

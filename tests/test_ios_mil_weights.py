@@ -46,8 +46,10 @@ def test_unpacked_values_are_mlx_s(tmp_path: Path, bits: int, group: int) -> Non
         bits=bits,
     )
     np.testing.assert_allclose(wide[0] * exact.integers + wide[1], np.array(wanted), atol=1e-6)
-    if bits == 4:
-        assert 0 < grid_error(grid, exact) < 0.01
+    assert 0 < grid_error(grid, exact) <= 1
+    if bits <= 4:
+        offsets = np.repeat(exact.biases / exact.scales + grid.offsets, group, axis=1)
+        assert 0 < np.abs(offsets).max() < 0.01  # of a step
 
 
 def test_a_grid_that_differs_is_noticed(tmp_path: Path) -> None:
@@ -59,7 +61,7 @@ def test_a_grid_that_differs_is_noticed(tmp_path: Path) -> None:
     scales[3, 1] = np.nextafter(scales[3, 1], np.float16(np.inf))
     assert grid_error(grid._replace(scales=scales), exact) == np.inf
     offsets[3, 1] += np.float16(0.125)
-    assert grid_error(grid._replace(offsets=offsets), exact) == pytest.approx(0.125, abs=0.01)
+    assert grid_error(grid._replace(offsets=offsets), exact) > 10
 
 
 def test_a_mode_that_core_ml_lacks_is_named(tmp_path: Path) -> None:
