@@ -109,10 +109,13 @@ def test_raw_goes_nowhere_but_to_stdout(
 
 
 STREAMS = """
-import os, sys
+import os, signal, sys
 import warble_mlx
 from speaking import quick_warble
 from warble_mlx import cli
+
+# Who starts the tests in the background has Ctrl-C ignored in all that comes of them.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def hook(number, frame, request):
     {action}
