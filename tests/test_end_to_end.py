@@ -193,14 +193,17 @@ def test_the_codec_decodes_the_golden_codes(warble: Warble, case: dict[str, obje
 
 
 @pytest.mark.skipif("WARBLE_SHARED" not in os.environ, reason="needs the source checkpoint")
-@pytest.mark.parametrize("case", CASES, ids=[c["file"] for c in CASES])
-def test_the_source_checkpoint_converts_and_speaks_its_golden_data(
-    converted_source: Warble, case: dict[str, object]
+@pytest.mark.parametrize("number", range(3))
+def test_a_source_checkpoint_converts_and_speaks_its_golden_data(
+    converted_source: Warble, number: int
 ) -> None:
-    golden = np.load(GOLDEN / str(case["file"]))
-    spoken = converted_source.say(str(case["text"]), voice=int(str(case["voice"])), greedy=True)
-    assert_same_codes(spoken.codes, golden["codes"].astype(np.int32), str(case["file"]))
-    assert_close(spoken.samples, golden["waveform"], 1e-5, str(case["file"]))
+    """Another small checkpoint, with golden data that PyTorch made beside it."""
+    folder = Path(os.environ["WARBLE_SHARED"]) / "tiny" / "golden"
+    case = json.loads((folder / "golden.json").read_text())[number]
+    golden = np.load(folder / case["file"])
+    spoken = converted_source.say(case["text"], voice=case["voice"], greedy=True)
+    assert_same_codes(spoken.codes, golden["codes"].astype(np.int32), case["file"])
+    assert_close(spoken.samples, golden["waveform"], 1e-5, case["file"])
 
 
 @pytest.fixture(scope="module")
