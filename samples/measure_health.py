@@ -19,16 +19,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import mlx.core as mx
 import numpy as np
 import numpy.typing as npt
 
-from warble_mlx import Warble, WarbleError, health, load
-from warble_mlx.codec import CodecDecoder
-from warble_mlx.engine import Request, Sampling
-from warble_mlx.errors import SickError
-from warble_mlx.prompt import PromptBuilder
-from warble_mlx.weights import DECODER_FILE, load_strictly
+from warble_mlx.backend import prepare
+
+prepare()  # before the first import of MLX, or OpenBLAS comes too late
+
+import mlx.core as mx  # noqa: E402
+
+from warble_mlx import Warble, WarbleError, health, load  # noqa: E402
+from warble_mlx.codec import CodecDecoder  # noqa: E402
+from warble_mlx.engine import Request, Sampling  # noqa: E402
+from warble_mlx.errors import SickError  # noqa: E402
+from warble_mlx.prompt import PromptBuilder  # noqa: E402
+from warble_mlx.weights import DECODER_FILE, load_strictly  # noqa: E402
 
 HELD_OUT = Path(__file__).resolve().parent.parent / "tests" / "ear" / "heldout.txt"
 SHORT = ["Hi", "Yes.", "Bye", "No", "Hello there.", "Good morning.", "Stop!", "Thank you",

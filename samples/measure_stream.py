@@ -18,14 +18,18 @@ import sys
 import time
 from pathlib import Path
 
-import mlx.core as mx
+from warble_mlx.backend import prepare
 
-from warble_mlx import Warble, WarbleError, load
-from warble_mlx.reading import FIRST_CHUNK, NEXT_CHUNK
+prepare()  # before the first import of MLX, or OpenBLAS comes too late
+
+import mlx.core as mx  # noqa: E402
+
+from warble_mlx import Warble, WarbleError, load  # noqa: E402
+from warble_mlx.reading import FIRST_CHUNK, NEXT_CHUNK  # noqa: E402
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
-from products import counted
+from products import counted  # noqa: E402
 
 TEXT = "The first sound should come long before the last word of this sentence is thought of."
 SECONDS = 30
