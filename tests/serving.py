@@ -6,6 +6,7 @@ import http.client
 import json
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from speaking import quick_warble
@@ -13,6 +14,13 @@ from speaking import quick_warble
 from warble_mlx.server.serve import HttpServer, listener
 from warble_mlx.server.settings import Settings
 from warble_mlx.server.worker import End, Job, Worker
+
+CASES = Path(__file__).parent / "cases"
+TRANSCRIPT = "The old lighthouse keeper counted every passing ship before the fog."
+LONG = (TRANSCRIPT + " ") * 12
+THREE_ROWS = Settings(
+    rows=3, queue=2, max_text=3000, max_upload=1 << 20, body_timeout_s=1.5, ahead_s=5
+)
 
 
 class Running:

@@ -17,23 +17,17 @@ import pytest
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
-from serving import Running, error_of, events_of
+from serving import CASES, LONG, THREE_ROWS, TRANSCRIPT, Running, error_of, events_of
 from speaking import quick_warble
 
 from warble_mlx import Warble
 from warble_mlx.server import app as server_app
 from warble_mlx.server.settings import Settings
 
-CASES = Path(__file__).parent / "cases"
-TRANSCRIPT = "The old lighthouse keeper counted every passing ship before the fog."
-LONG = "The old lighthouse keeper counted every passing ship before the fog. " * 12
-
 
 @pytest.fixture(scope="module")
 def server(quick_rows: None) -> Iterator[Running]:
-    running = Running(
-        Settings(rows=3, queue=2, max_text=3000, max_upload=1 << 20, body_timeout_s=1.5, ahead_s=5)
-    )
+    running = Running(THREE_ROWS)
     yield running
     running.stop()
 
