@@ -85,22 +85,30 @@ def test_loaded_codebooks_are_followed_from_where_they_are() -> None:
     torch.testing.assert_close(book.codebook.weight.data, rows)
 
 
-def test_held_out_lines_are_never_targets() -> None:
+def test_held_out_lines_and_rough_takes_are_never_targets() -> None:
     pytest.importorskip("torch", reason="the recipe trains with PyTorch: pip install '.[convert]'")
     from samples.bundled_voice.batches import Rows, Spoken
     from samples.bundled_voice.casting import FIRST_PASSING
 
     count, length = 40, 25
     line = np.arange(count) % 8
-    codes = np.repeat(line, length)[None].repeat(10, 0).astype(np.int16)
+    rough = np.arange(count) >= 32
+    codes = np.repeat(line + 8 * rough, length)[None].repeat(10, 0).astype(np.int16)
     first = np.arange(count) * length
-    speaker = np.where(np.arange(count) % 3 == 0, FIRST_PASSING, 1)
+    speaker = np.where((np.arange(count) % 3 == 0) | rough, FIRST_PASSING, 1)
     text = [np.array(prompts.encoded("Hello."), np.int64)] * count
-    spoken_ = Spoken(codes, first, first + length, text, speaker, line)
+    spoken_ = Spoken(codes, first, first + length, text, speaker, line, rough)
     for held_out in (False, True):
-        batches = iter(Rows(settings.SMOKE, spoken_, held_out=held_out))
-        seen = {int(code) for _ in range(6) for code in next(batches).frame_codes[:, 0]}
+        rows = Rows(settings.SMOKE, spoken_, held_out=held_out)
+        seen = {int(code) for _, batch in zip(range(6), rows, strict=False)
+                for code in batch.frame_codes[:, 0]}  # fmt: skip
         assert seen == ({3, 7} if held_out else {0, 1, 2, 4, 5, 6})
+    rng = np.random.default_rng(0)
+    drawn = [(index, rows.row(index, rng)) for index in range(32) for _ in range(20)]
+    pairs = {(index, row[1]) for index, row in drawn if row and row[1] is not None}
+    assert all(line[index] != line[reference] for index, reference in pairs)
+    assert all(speaker[index] == speaker[reference] for index, reference in pairs)
+    assert {bool(rough[reference]) for _, reference in pairs} == {False, True}
 
 
 def test_the_grammar_writes_what_the_training_can_read() -> None:
@@ -129,7 +137,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         for stage, steps in (
             ("synthesise", "1"), ("codec", "4"), ("encode", "1"), ("dual-ar", "3"),
-            ("decoder", "2"), ("export", "1"),
+            ("decoder", "2"), ("export", "1"), ("source", "1"),
         ):  # fmt: skip
             arguments = [
                 "recipe", stage, "--work", str(work), "--size", "smoke", "--engine", "toy",
@@ -153,6 +161,18 @@ def test_the_five_voices_arrive(bundle: Path) -> None:
     assert [voice.id for voice in voices.voices] == [1, 2, 3, 4, 5]
     assert voices.default_voice is not None
     assert all("synthetic" in voice.description for voice in voices.voices)
+
+
+def test_every_voice_of_the_source_says_every_line(checkpoint: Path) -> None:
+    from samples.bundled_voice.evaluate import sourced
+
+    found = list(sourced(checkpoint.parent / "source"))
+    texts = {text for _, text, _ in found}
+    assert len(texts) == 4
+    assert sorted((number, text) for number, text, _ in found) == sorted(
+        (number, text) for number in range(1, 6) for text in texts
+    )
+    assert all(0.01 < np.abs(samples).max() <= 1 for _, _, samples in found)
 
 
 def test_training_prompts_are_those_of_the_runtime(bundle: Path) -> None:

@@ -71,10 +71,12 @@ def source_samples(count: int) -> int:
 
 
 def roughened(samples: Tensor) -> Tensor:
-    """Other loudness for all, a tilted spectrum, a room or some noise for a part: [batch, n].
+    """Other loudness for all; a tilted spectrum, a band limit, a room or some noise for a part.
+
+    samples: [batch, n], likewise the result. Each row has its own.
 
     What is measured of the codec is how it keeps what it heard, so this goes into both its input
-    and its target.
+    and its target. The DualAR hears references like that: people's clips are.
     """
     batch, length = samples.shape
     device = samples.device
@@ -88,7 +90,8 @@ def roughened(samples: Tensor) -> Tensor:
     octaves = torch.log2((hertz + 60) / 1000).clamp(-4, 4)
     tilted = drawn(0, 1) < 0.4
     slope = torch.where(tilted, drawn(-2.5, 2.5), torch.zeros_like(tilted, dtype=torch.float32))
-    response = 10 ** (slope * octaves / 20)
+    edge = torch.where(drawn(0, 1) < 0.25, drawn(3500, 8000), 2.0 * SAMPLE_RATE)
+    response = 10 ** (slope * octaves / 20) / (1 + (hertz / edge) ** 24).sqrt()
     decay = drawn(0.02, 0.12)
     time = torch.arange(SAMPLE_RATE // 4, device=device)[None] / SAMPLE_RATE
     room = torch.randn(batch, SAMPLE_RATE // 4, device=device) * torch.exp(-time / decay)

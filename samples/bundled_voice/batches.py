@@ -18,6 +18,7 @@ from samples.bundled_voice.settings import Settings
 _IGNORED = -100
 _WITHOUT_TAG = 0.4  # of the default voice's lines
 _WITH_REFERENCE = 0.12  # of the characters' lines; passing speakers always have one
+_ROUGH = 0.5  # of the references of passing speakers
 _CORRUPTED = 0.75  # of the rows have some wrong input codes, against exposure bias
 _LONGEST_REFERENCE = 190  # frames
 Ints = npt.NDArray[np.int64]
@@ -25,8 +26,8 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass
 class Spoken:
-    """Encoded sentences: codes [books, frames], first and last frame, text tokens, speaker, and
-    the line of the corpus."""
+    """Encoded sentences: codes [books, frames], first and last frame, text tokens, speaker, the
+    line of the corpus, and whether it is a rough take."""
 
     codes: npt.NDArray[np.int16]
     first: Ints
@@ -34,18 +35,20 @@ class Spoken:
     text: list[npt.NDArray[np.int64]]
     speaker: Ints
     line: Ints
+    rough: npt.NDArray[np.bool_]
 
     @classmethod
     def read(cls, path: Any, texts: list[str]) -> Spoken:
         with np.load(path) as stored:
             codes, ends = stored["codes"], stored["ends"]
-            line, speaker = stored["line"], stored["speaker"]
+            line, speaker, rough = stored["line"], stored["speaker"], stored["rough"]
         tokens = {
             int(index): np.array(prompts.encoded(" ".join(texts[index].split())), np.int64)
             for index in np.unique(line)
         }
         first = np.concatenate([[0], ends[:-1]])
-        return cls(codes, first, ends, [tokens[int(index)] for index in line], speaker, line)
+        text = [tokens[int(index)] for index in line]
+        return cls(codes, first, ends, text, speaker, line, rough)
 
     def frames(self, index: int) -> npt.NDArray[np.int16]:
         """Codes of one sentence, [frames, books]."""
@@ -84,13 +87,15 @@ class Rows(torch.utils.data.IterableDataset[Batch]):
             short = spoken.last - spoken.first <= _LONGEST_REFERENCE
             self.own = np.flatnonzero(left_out & short)
         else:
-            self.own = np.flatnonzero(~left_out)
-        self.same = self._by_speaker()
+            self.own = np.flatnonzero(~left_out & ~spoken.rough)
+        self.same, self.rough = self._by_speaker(~spoken.rough), self._by_speaker(spoken.rough)
 
-    def _by_speaker(self) -> dict[int, Ints]:
+    def _by_speaker(self, among: npt.NDArray[np.bool_]) -> dict[int, Ints]:
         """Sentences of each speaker that are of a length to serve as reference."""
         length = self.spoken.last - self.spoken.first
-        usable = np.flatnonzero((length >= 20) & (length <= _LONGEST_REFERENCE))
+        usable = np.flatnonzero(among & (length >= 20) & (length <= _LONGEST_REFERENCE))
+        if not len(usable):
+            return {}
         order = usable[np.argsort(self.spoken.speaker[usable], kind="stable")]
         speakers, begin = np.unique(self.spoken.speaker[order], return_index=True)
         return {
@@ -128,11 +133,14 @@ class Rows(torch.utils.data.IterableDataset[Batch]):
         passing = who >= FIRST_PASSING
         text = self.varied(self.spoken.text[index], rng)
         if passing or rng.random() < _WITH_REFERENCE:
-            others = self.same.get(who, np.zeros(0, np.int64))
-            others = others[others != index] if len(others) < 64 else others
+            pool = self.rough if passing and rng.random() < _ROUGH else self.same
+            others = pool.get(who, np.zeros(0, np.int64))
+            if len(others) < 64:
+                # Nor another take of it, which would say how to say it.
+                others = others[self.spoken.line[others] != self.spoken.line[index]]
             if len(others):
                 reference = int(rng.choice(others))
-                if reference != index:
+                if self.spoken.line[reference] != self.spoken.line[index]:
                     before = prompts.before_speech(self.spoken.text[reference].tolist())
                     return (before, prompts.after_speech(text)), reference
             if passing:

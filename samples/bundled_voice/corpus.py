@@ -39,12 +39,18 @@ _MIX = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sources", type=Path, required=True)
+    sources = parser.add_mutually_exclusive_group(required=True)
+    sources.add_argument("--sources", type=Path)
+    sources.add_argument("--texts", type=Path, help="a file whose lines are the sentences instead")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--sentences", type=int, default=90_000)
     parser.add_argument("--seed", type=int, default=20261130)
     options = parser.parse_args()
-    write(options.out, build(options.sources, options.sentences, options.seed))
+    if options.texts:
+        texts = options.texts.read_text(encoding="utf-8").splitlines()
+    else:
+        texts = chosen(options.sources, options.sentences, random.Random(options.seed))
+    write(options.out, with_phonemes(texts))
 
 
 def write(path: Path, lines: list[tuple[str, str]]) -> None:
@@ -60,10 +66,8 @@ def read(path: Path) -> list[tuple[str, str]]:
         return [(text, phonemes) for text, phonemes in pairs]
 
 
-def build(sources: Path, count: int, seed: int) -> list[tuple[str, str]]:
-    """`count` different sentences in random order with their phonemes."""
-    rng = random.Random(seed)
-    texts = chosen(sources, count, rng)
+def with_phonemes(texts: list[str]) -> list[tuple[str, str]]:
+    """Sentences with their phonemes, without those that are too long for one line."""
     lines = phonemised([spoken(text) for text in texts])
     return [
         (text, line)
@@ -73,7 +77,7 @@ def build(sources: Path, count: int, seed: int) -> list[tuple[str, str]]:
 
 
 def chosen(sources: Path, count: int, rng: random.Random) -> list[str]:
-    """Sentences by the shares of _MIX, none of them held out, none twice."""
+    """Sentences by the shares of _MIX in random order, none of them held out, none twice."""
     pools = {
         "examples": list(wordnet(sources, "examples")),
         "glosses": list(wordnet(sources, "glosses")),

@@ -5,15 +5,17 @@
     python -m samples.bundled_voice.evaluate
     python -m samples.bundled_voice.evaluate ./bundle --sentences 20 --json figures.json
     python -m samples.bundled_voice.evaluate ./bundle-4bit --beside ./bundle
-    python -m samples.bundled_voice.evaluate --source SHARDS --clips CLIPS
+    python -m samples.bundled_voice.evaluate --source WORK/source --clips CLIPS
 
 Prints one line per voice: word error rate by Whisper tiny.en (tests/ear), utterances that ended
 by themselves, length against a line through the voice's lengths, speaker similarity within the
 voice and to the nearest other, spread of the pitch within an utterance in semitones. With
---source, shards of the synthesis, it adds the correlation of the pitch before and after the
-codec; with --clips, a folder of NAME.wav and NAME.txt, the similarity of cloned speech to its
-clip and to the other clips. With --beside it tells one thing alone, and without the recogniser: the
-similarity of each voice to itself in another build.
+--source, what the recipe's stage `source` has spoken, it adds how the voices' source says the
+same sentences: words wrong, and the length of ours against its; and the correlation of the pitch
+before and after the codec. With --clips, a folder of NAME.wav and NAME.txt, the similarity of
+cloned speech to its clip and to the other clips, and of the nearest of the bundle's own voices to
+the clip. With --beside it tells one thing alone, and without the recogniser: the similarity of
+each voice to itself in another build.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import argparse
 import importlib.util
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +40,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path += [str(ROOT / "tests"), str(ROOT / "samples")]
 
 from ear.recogniser import Recogniser, why_missing  # noqa: E402
-from ear.scoring import WordErrors, interval, rate  # noqa: E402
+from ear.scoring import WordErrors, interval, rate, word_errors  # noqa: E402
 from hearing import Row, Samples, Utterance, read, speak  # noqa: E402
 from measure_wer import chosen, ratios, spread  # noqa: E402
 
 RATE = 16_000
+SOURCE_RATE = 24_000  # of Kokoro
 SHORT = ["Yes.", "No.", "Good morning.", "Thank you.", "Stop!", "Turn left.", "Battery low.",
          "What happened?", "Very good.", "Not yet."]  # fmt: skip
 WRITTEN = ["It is 7:45.", "The price is $12.50.", "Dr. Smith is here.", "That was in 1987.",
@@ -107,7 +111,7 @@ def main() -> int:
     parser.add_argument("--sentences", default="all", metavar="N|all", help="as in measure_wer.py")
     parser.add_argument("--voices", help="names, comma between (default: all, and none named)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--source", type=Path, help="shards of the synthesis")
+    parser.add_argument("--source", type=Path, help="folder of the recipe's stage `source`")
     parser.add_argument("--clips", type=Path, help="folder of NAME.wav and NAME.txt")
     parser.add_argument("--beside", metavar="BUNDLE", help="another build of the same voices")
     parser.add_argument("--json", type=Path, metavar="OUT")
@@ -135,6 +139,8 @@ def main() -> int:
         rows = spoken_rows(warble, voices, sentences, options.seed, speakers)
         document = {"voices": table(rows), "utterances": [plain(row) for row in rows]}
     if options.source:
+        if not other:
+            document["source"] = against_source(warble, rows, options.source)
         document["pitch_after_codec"] = codec_pitch(warble, options.source)
         print(f"pitch after the codec, correlation: {document['pitch_after_codec']:.2f}")
     if options.clips:
@@ -189,6 +195,43 @@ def vectors(
         }
         for said in tqdm(speak(warble, utterances), total=len(utterances), unit=" utterances")
     ]
+
+
+def sourced(folder: Path) -> Iterator[tuple[int, str, Samples]]:
+    """Number of the voice, text, samples float32 [n] at SOURCE_RATE: what `source` has spoken."""
+    texts = json.loads((folder / "lines.json").read_text())
+    for meta in sorted(folder.glob("*[0-9].meta.npy")):
+        sound = np.load(meta.with_name(meta.name.replace(".meta.", ".pcm.")))
+        begin = 0
+        for line, speaker, length in np.load(meta).tolist():
+            yield speaker, texts[line], sound[begin : begin + length].astype(np.float32) / 32768
+            begin += length
+
+
+def against_source(warble: Warble, rows: list[Row], folder: Path) -> list[Row]:
+    """Print what the source of the voices gets wrong of the same held-out sentences, and how long
+    ours take against its."""
+    ours = {(row["voice"], row["text"]): row for row in rows if row["kind"] == "held out"}
+    names = {voice.id: voice.name for voice in warble.voices}
+    recogniser = Recogniser()
+    errors: dict[str, list[WordErrors]] = {}
+    lengths: dict[str, list[float]] = {}
+    for number, text, samples in sourced(folder):
+        row = ours.get((names.get(number), text))
+        if row is None:
+            continue
+        heard = recogniser.read(samples, SOURCE_RATE)
+        errors.setdefault(row["voice"], []).append(word_errors(text, heard))
+        seconds = len(samples) / SOURCE_RATE
+        lengths.setdefault(row["voice"], []).append(row["seconds"] / seconds)
+    print("| voice | source, WER | length to the source's, median | 5 % … 95 % |")
+    print("|" + " --- |" * 4)
+    found = []
+    for name, own in lengths.items():
+        line = {"voice": name, "wer": rate(errors[name]), "length": float(np.median(own))}
+        found.append({**line, "lengths": own})
+        print(f"| {name} | {line['wer']:.1%} | {line['length']:.2f} | {spread(own)} |")
+    return found
 
 
 def plain(row: Row) -> Row:
@@ -305,24 +348,24 @@ def through_codec(warble: Warble, samples: Samples) -> Samples:
     return np.array(warble._decoder.decode(codes)).reshape(-1)[: len(samples)]
 
 
-def codec_pitch(warble: Warble, shards: Path, count: int = 40) -> float:
-    """Median correlation of pitch before and after the codec over sentences of the shards."""
-    found = []
-    for meta in sorted(shards.glob("*[0-9].meta.npy")):
-        rows = np.load(meta)
-        sound = np.load(meta.with_name(meta.name.replace(".meta.", ".pcm.")))
-        for (_, _, length), end in zip(rows, np.cumsum(rows[:, 2]), strict=True):
-            if length > 36_000 and len(found) < count:
-                piece = sound[end - length : end].astype(np.float32) / 32768
-                piece = soxr.resample(piece, 24_000, 44_100).astype(np.float32)
-                own = correlation(pitch(through_codec(warble, piece), 44_100), pitch(piece, 44_100))
-                if own is not None:
-                    found.append(own)
+def codec_pitch(warble: Warble, folder: Path, count: int = 40) -> float:
+    """Median correlation of pitch before and after the codec over sentences of the source."""
+    found: list[float] = []
+    long = [samples for _, _, samples in sourced(folder) if len(samples) > 1.5 * SOURCE_RATE]
+    for samples in long[:: -(-len(long) // count)]:
+        piece = soxr.resample(samples, SOURCE_RATE, warble.sample_rate).astype(np.float32)
+        own = correlation(
+            pitch(through_codec(warble, piece), warble.sample_rate),
+            pitch(piece, warble.sample_rate),
+        )
+        if own is not None:
+            found.append(own)
     return float(np.median(found)) if found else float("nan")
 
 
 def cloning(warble: Warble, folder: Path, speakers: Speakers, seed: int) -> list[Row]:
-    """Clone every clip, say another sentence: similarity to the clip, and to the other clips."""
+    """Clone every clip, say another sentence: similarity to the clip, and to the other clips, and
+    of the nearest of the bundle's own voices to the clip."""
     clips: dict[str, tuple[Path, str, Any]] = {}
     for path in sorted(folder.glob("*.wav")):
         sound, rate_hz = soundfile.read(path, dtype="float32")
@@ -330,15 +373,21 @@ def cloning(warble: Warble, folder: Path, speakers: Speakers, seed: int) -> list
         clips[path.stem] = path, text, speakers.of(sound, rate_hz)
     found = []
     text = "The farmer carried two baskets of fresh eggs to market, and a cold wind blew."
-    print("| clip | to the clip | to other clips |\n| --- | --- | --- |")
+    own_voices = [
+        speakers.of(speech.samples, speech.sample_rate)
+        for speech in (warble.say(text, voice=voice.name, seed=seed) for voice in warble.voices)
+    ]
+    print("| clip | to the clip | to other clips | nearest own voice |\n" + "| --- " * 4 + "|")
     for name, (path, heard, vector) in clips.items():
         speech = warble.say(text, ref_audio=path, ref_text=heard, seed=seed)
         made = speakers.of(speech.samples, speech.sample_rate)
         others = [v for key, (_, _, v) in clips.items() if key != name and v is not None]
         own = float(made @ vector) if made is not None and vector is not None else None
         rest = float(np.mean([made @ v for v in others])) if made is not None and others else None
-        found.append({"clip": name, "own": own, "others": rest})
-        print(f"| {name} | {shown(own)} | {shown(rest)} |")
+        near = [float(v @ vector) for v in own_voices if v is not None and vector is not None]
+        nearest = max(near, default=None)
+        found.append({"clip": name, "own": own, "others": rest, "nearest_own_voice": nearest})
+        print(f"| {name} | {shown(own)} | {shown(rest)} | {shown(nearest)} |")
     return found
 
 

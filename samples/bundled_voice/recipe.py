@@ -6,7 +6,8 @@
 
 Every stage writes its result into WORK and can be run again alone: synthesise, codec, encode,
 dual-ar, decoder (more training of the codec's decoding half, the codes unchanged), export. With
---resume a training goes on from what an earlier run left.
+--resume a training goes on from what an earlier run left. `source` is not part of the training: it
+speaks every line of --corpus alone, in each of the five voices, for `evaluate --source`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +25,13 @@ from samples.bundled_voice import casting, corpus, export, kokoro, kokoro_weight
 from samples.bundled_voice.encode import encode
 from samples.bundled_voice.progress import Budget, log
 from samples.bundled_voice.settings import SIZES, Settings
-from samples.bundled_voice.synthesise import synthesise
+from samples.bundled_voice.synthesise import speak_each, synthesise
 from samples.bundled_voice.toy_engine import ToyEngine, toy_tables
 from samples.bundled_voice.train_codec import train_codec
 from samples.bundled_voice.train_dual_ar import train_dual_ar
 
-STAGES = ("all", "synthesise", "codec", "encode", "dual-ar", "decoder", "export", "deliver")
+TRAINING = ("synthesise", "codec", "encode", "dual-ar", "decoder", "export")
+STAGES = ("all", *TRAINING, "deliver", "source")
 
 
 @dataclass
@@ -39,6 +42,7 @@ class Work:
 
     def __post_init__(self) -> None:
         self.shards = self.root / "shards"
+        self.source = self.root / "source"
         self.codec = self.root / "codec.safetensors"
         self.refined = self.root / "codec_refined.safetensors"
         self.codes = self.root / "codes.npz"
@@ -51,7 +55,7 @@ class Work:
 
 def main() -> None:
     options = parsed()
-    stages = STAGES[1:-1] if options.stage == "all" else (options.stage,)
+    stages = TRAINING if options.stage == "all" else (options.stage,)
     for stage in stages:
         seconds = options.seconds or getattr(options, stage.replace("-", "_") + "_seconds", 0)
         began = time.monotonic()
@@ -95,7 +99,9 @@ def run(stage: str, options: argparse.Namespace, seconds: float) -> None:
     device = torch.device(options.device)
     budget = Budget(seconds, options.steps)
     if stage == "synthesise":
-        speak_in_processes(options, work, seconds)
+        in_processes(speak, options, work, seconds)
+    elif stage == "source":
+        in_processes(speak_source, options, work)
     elif stage == "codec":
         train_codec(settings, work.shards, work.codec, budget, device, resume=options.resume)
     elif stage == "encode":
@@ -131,14 +137,16 @@ def lines_of(options: argparse.Namespace) -> list[tuple[str, str]]:
     raise SystemExit("--corpus is missing: make it with python -m samples.bundled_voice.corpus")
 
 
-def speak_in_processes(options: argparse.Namespace, work: Work, seconds: float) -> None:
+def in_processes(
+    speaking: Callable[..., None], options: argparse.Namespace, work: Work, *more: float
+) -> None:
     """One process per worker; they share what devices there are and write shards of their own."""
     if options.workers == 1:
-        speak(options, work, seconds, 0)
+        speaking(0, options, work, *more)
         return
     context = multiprocessing.get_context("spawn")
     processes = [
-        context.Process(target=speak, args=(options, work, seconds, worker))
+        context.Process(target=speaking, args=(worker, options, work, *more))
         for worker in range(options.workers)
     ]
     for process in processes:
@@ -149,27 +157,35 @@ def speak_in_processes(options: argparse.Namespace, work: Work, seconds: float) 
         raise SystemExit("a process of the synthesis failed; its message is above")
 
 
-def speak(options: argparse.Namespace, work: Work, seconds: float, worker: int) -> None:
+def speak(worker: int, options: argparse.Namespace, work: Work, seconds: float) -> None:
+    tables, engine = speaker(worker, options)
+    synthesise(
+        lines_of(options), tables, engine, work.shards, seconds,
+        worker=worker, workers=options.workers, hours=options.hours,
+    )  # fmt: skip
+
+
+def speak_source(worker: int, options: argparse.Namespace, work: Work) -> None:
+    tables, engine = speaker(worker, options)
     lines = lines_of(options)
+    speak_each(lines, tables, engine, work.source, worker=worker, workers=options.workers)
+
+
+def speaker(
+    worker: int, options: argparse.Namespace
+) -> tuple[casting.Table, kokoro.Kokoro | ToyEngine]:
+    """What one process of the synthesis speaks with."""
     torch.manual_seed(worker)
     if options.engine == "toy":
         names = sorted({name for own in casting.CHARACTERS.values() for name in own.blend})
-        tables = toy_tables(names)
-        engine: kokoro.Kokoro | ToyEngine = ToyEngine()
-    else:
-        if not (options.kokoro and options.styles):
-            raise SystemExit(
-                "--kokoro and --styles are missing: see samples/bundled_voice/README.md"
-            )
-        torch.set_num_threads(1 if options.workers > 1 else torch.get_num_threads())
-        torch.set_float32_matmul_precision("high")
-        torch.backends.cudnn.allow_tf32 = True
-        tables = casting.read_tables(options.styles)
-        device = options.device
-        if device == "cuda":
-            device = f"cuda:{worker % torch.cuda.device_count()}"
-        engine = kokoro.Kokoro(kokoro_weights.read_onnx(options.kokoro), device)
-    synthesise(
-        lines, tables, engine, work.shards, seconds,
-        worker=worker, workers=options.workers, hours=options.hours,
-    )  # fmt: skip
+        return toy_tables(names), ToyEngine()
+    if not (options.kokoro and options.styles):
+        raise SystemExit("--kokoro and --styles are missing: see samples/bundled_voice/README.md")
+    torch.set_num_threads(1 if options.workers > 1 else torch.get_num_threads())
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cudnn.allow_tf32 = True
+    device = options.device
+    if device == "cuda":
+        device = f"cuda:{worker % torch.cuda.device_count()}"
+    engine = kokoro.Kokoro(kokoro_weights.read_onnx(options.kokoro), device)
+    return casting.read_tables(options.styles), engine

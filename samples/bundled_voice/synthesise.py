@@ -9,6 +9,7 @@ line, speaker, samples), so that whoever sees the last file finds the others com
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -56,7 +57,7 @@ def synthesise(
     *,
     worker: int = 0,
     workers: int = 1,
-    passing_share: float = 0.25,
+    passing_share: float = 0.33,
     hours: float = 1e9,
 ) -> float:
     """Speak until the seconds are over or so many hours are there; returns hours spoken.
@@ -91,6 +92,26 @@ def synthesise(
         write(out, f"{worker}_{number:05d}", pending)
     log(f"synthesis {worker} done: {spoken / 3600:.2f} h in {time.monotonic() - started:.0f} s")
     return spoken / 3600
+
+
+def speak_each(
+    lines: Lines,
+    tables: casting.Table,
+    engine: kokoro.Kokoro | ToyEngine,
+    out: Path,
+    *,
+    worker: int = 0,
+    workers: int = 1,
+) -> None:
+    """Speak every line alone in each of the five voices, into one shard per worker; beside it
+    `lines.json` has the texts that the shard's numbers mean."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "lines.json").write_text(json.dumps([text for text, _ in lines]))
+    five = [casting.character(tables, number) for number in casting.CHARACTERS]
+    jobs = [(part, index) for part in five for index in range(len(lines))][worker::workers]
+    spoken = [own for part, index in jobs for own in speak(engine, part, lines, [index])]
+    write(out, f"{worker}_00000", spoken)
+    log(f"synthesis {worker}: {len(spoken)} of {len(jobs)} lines")
 
 
 def casts(
