@@ -85,6 +85,35 @@ def test_loaded_codebooks_are_followed_from_where_they_are() -> None:
     torch.testing.assert_close(book.codebook.weight.data, rows)
 
 
+def test_sentences_part_in_the_quiet_and_keep_a_little_of_it() -> None:
+    pytest.importorskip("torch", reason="the recipe trains with PyTorch: pip install '.[convert]'")
+    from samples.bundled_voice import synthesise
+
+    def stretch(seconds: float, level: int) -> np.ndarray:  # type: ignore[type-arg]
+        return np.full(round(seconds * 24_000), level, np.int16)
+
+    # "... cat. The": a closure of 0.1 s before the release of the t, a pause, and the next onset
+    # 45 ms before the space is over.
+    line = [(0.8, 3000), (0.1, 0), (0.02, 500), (0.35, 20), (0.9, 3000), (0.3, 0)]
+    sound = np.concatenate([stretch(*each) for each in line])
+    loud = synthesise.loudness(sound)
+    border = synthesise.parting(loud, round(0.75 * 24_000), round(1.315 * 24_000))
+    assert border / 24_000 == pytest.approx(0.92 + 0.35 / 2, abs=0.01)
+
+    def quiet(begin: int, finish: int) -> list[float]:
+        cut = synthesise.trimmed(sound, begin, finish)
+        assert cut is not None
+        heard = np.flatnonzero(abs(sound[slice(*cut)]) > 100) / 24_000
+        return [heard[0], (cut[1] - cut[0]) / 24_000 - heard[-1]]
+
+    assert quiet(0, border) == pytest.approx([0.0, 0.10], abs=0.015)
+    assert quiet(border, len(sound)) == pytest.approx([0.06, 0.10], abs=0.015)
+    # Where nothing is quiet, at the quietest.
+    hurried = np.concatenate([stretch(0.3, 3000), stretch(0.02, 200), stretch(0.3, 3000)])
+    border = synthesise.parting(synthesise.loudness(hurried), 4800, 9600)
+    assert border / 24_000 == pytest.approx(0.31, abs=0.011)
+
+
 def test_held_out_lines_and_rough_takes_are_never_targets() -> None:
     pytest.importorskip("torch", reason="the recipe trains with PyTorch: pip install '.[convert]'")
     from samples.bundled_voice.batches import Rows, Spoken

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,8 @@ LINES_PER_SHARD = 24
 _SHARD_SECONDS = 15.0  # a shard is also written when the last is so old
 LINES_PER_PASSING = 2  # a passing speaker says so many lines, then goes
 _LEAD, _TAIL = 0.06, 0.10  # seconds of quiet kept around a sentence
+_BLOCK = TRACK // 2  # samples that loudness is taken over
+_QUIET = 90  # root mean square, of 32767, up to which a block counts as silence
 _PEAK = 0.75  # a line louder than this is turned down
 LEVEL = 0.08  # root mean square that speech is brought to
 
@@ -153,14 +156,13 @@ def speak(
 ) -> list[Sentence]:
     """The sentences of one spoken line, cut apart."""
     tokens: list[int] = []
-    spans: list[tuple[int, int]] = []
+    stops: list[int] = []
     for index in chosen:
         own = numbers(lines[index][1])
         if not lines[index][1].endswith((".", "?", "!")):
             own += numbers(".")
-        start = len(tokens)
         tokens += [*own, *numbers(" ")]
-        spans.append((start, start + len(own)))
+        stops.append(len(tokens) - 2)
     result = engine.speak(tokens, casting.style_row(part, len(tokens)), part.speed)
     phone = torch.repeat_interleave(
         torch.tensor([0, *sounding(tokens), 0], device=result.frames.device), 2 * result.frames
@@ -174,13 +176,13 @@ def speak(
     phones = tracks[0].to(torch.uint8).cpu().numpy()
     pitches = pitch.to(torch.uint8).cpu().numpy()
     ends = np.concatenate([[0], np.cumsum(result.frames.cpu().numpy())])  # frames of 600 samples
+    moments = (ends * kokoro.FRAME / part.warp).astype(int).tolist()
+    # The engine's own start stands in front, so token i lasts from moments[i + 1] on.
+    loud = loudness(sound)
+    borders = [0, *(parting(loud, moments[at + 1], moments[at + 3]) for at in stops)]
     found = []
-    for index, (first, last) in zip(chosen, spans, strict=True):
-        # Token 0 is the engine's own start. Sentences part in the middle of full stop and space:
-        # the pause lies in the stop, and sounds come up to two frames before their phonemes.
-        begin = (ends[max(0, first - 1)] + ends[first + 1]) / 2 * kokoro.FRAME / part.warp
-        finish = (ends[last] + ends[last + 2]) / 2 * kokoro.FRAME / part.warp
-        cut = trimmed(sound, int(begin), int(finish))
+    for index, (begin, finish) in zip(chosen, pairwise(borders), strict=True):
+        cut = trimmed(sound, begin, finish)
         if cut is None:
             continue
         start, stop = cut
@@ -203,20 +205,37 @@ def levelled(samples: Tensor) -> Tensor:
     return samples * gain
 
 
+def parting(loud: npt.NDArray[np.float32], begin: int, finish: int) -> int:
+    """Sample at which two sentences part: the middle of the longest quiet that touches a stretch.
+
+    loud: the loudness of the whole line; begin, finish: full stop and space, in samples. Sounds
+    come 50 ms and more before the phonemes that the durations name, so the middle of the phonemes
+    lies close to the next onset, or in it.
+    """
+    begin, finish = begin // _BLOCK, max(finish // _BLOCK, begin // _BLOCK + 1)
+    edges = np.flatnonzero(np.diff(np.concatenate([[True], loud > _QUIET, [True]])))
+    quiet = edges.reshape(-1, 2)
+    quiet = quiet[(quiet[:, 0] < finish) & (quiet[:, 1] > begin)]
+    if not len(quiet):
+        return (begin + int(loud[begin:finish].argmin())) * _BLOCK
+    return int(quiet[np.diff(quiet).argmax()].sum()) * _BLOCK // 2
+
+
+def loudness(sound: npt.NDArray[np.int16]) -> npt.NDArray[np.float32]:
+    """Root mean square of every whole block."""
+    blocks = sound[: len(sound) // _BLOCK * _BLOCK].astype(np.float32).reshape(-1, _BLOCK)
+    return np.sqrt(np.square(blocks).mean(1))
+
+
 def trimmed(sound: npt.NDArray[np.int16], begin: int, finish: int) -> tuple[int, int] | None:
     """First and last sample of the speech in a stretch, on the grid of the tracks."""
-    hop = TRACK // 2
     usable = len(sound) // TRACK * TRACK
     begin, finish = max(0, begin // TRACK * TRACK), min(usable, finish // TRACK * TRACK)
-    blocks = sound[begin:finish].astype(np.float32)
-    blocks = blocks[: len(blocks) // hop * hop].reshape(-1, hop)
-    if len(blocks) < 8:
-        return None
-    loud = np.flatnonzero(np.sqrt(np.square(blocks).mean(1)) > 90)
+    loud = np.flatnonzero(loudness(sound[begin:finish]) > _QUIET)
     if len(loud) < 6:
         return None
-    start = begin + loud[0] * hop - int(_LEAD * kokoro.RATE)
-    stop = begin + (loud[-1] + 1) * hop + int(_TAIL * kokoro.RATE)
+    start = begin + loud[0] * _BLOCK - int(_LEAD * kokoro.RATE)
+    stop = begin + (loud[-1] + 1) * _BLOCK + int(_TAIL * kokoro.RATE)
     start, stop = max(begin, start) // TRACK * TRACK, min(finish, stop) // TRACK * TRACK
     return (start, stop) if stop - start >= 8 * TRACK else None
 
