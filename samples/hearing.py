@@ -1,9 +1,11 @@
 """Speak utterances and let the recogniser of tests/ear read them: side by side, in processes.
 
-    utterances ──shares──► processes ──rows of an Ensemble──► Said ──Whisper──► rows, as they come
+    utterances ──next──► processes ──rows of an Ensemble──► Said ──Whisper──► rows, as they come
 
 Several utterances step together, which costs a CPU a third of the time of one after the other and
-changes no token. A `Journal` keeps every result as it comes, so that a run goes on after a stop.
+changes no token. A process takes the next utterance when it has a row for it, so that all of them
+end together, however fast each core is and however long each voice speaks. A `Journal` keeps every
+result as it comes, so that a run goes on after a stop.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ import os
 import signal
 import sys
 import zlib
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
+from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,9 +65,10 @@ def speak(
     warble: Warble, utterances: Iterable[Utterance], rows: int = ROWS, **options: Any
 ) -> Iterator[Said]:
     """Say every utterance, `rows` of them at a time, with options of `Warble.say`; in the order
-    in which they end. Raises WarbleError for what cannot be said."""
+    in which they end. An utterance is taken when there is room for it. Raises WarbleError for what
+    cannot be said."""
     ensemble = Ensemble(warble.engine, rows)
-    waiting = deque(utterances)
+    waiting = iter(utterances)
     spoken: dict[Reading, tuple[Utterance, list[Samples]]] = {}
 
     def ended(events: Iterable[Event]) -> Iterator[Said]:
@@ -88,15 +91,16 @@ def speak(
                 zlib.crc32(event.reading.all_codes.tobytes()),
             )
 
-    while waiting or spoken:
-        while waiting and ensemble.room:
-            utterance = waiting.popleft()
+    while True:
+        while ensemble.room and (utterance := next(waiting, None)) is not None:
             plan = warble.plan(
                 utterance.text, voice=utterance.voice, seed=utterance.seed, **options
             )
             reading = warble.reading(plan)
             spoken[reading] = utterance, []
             yield from ended(ensemble.start(reading))
+        if not spoken:
+            return
         yield from ended(ensemble.step())
 
 
@@ -135,12 +139,13 @@ def in_processes(
         os.environ.setdefault(name, "1")
     # Neither MLX nor the recogniser survives a fork.
     context = multiprocessing.get_context("spawn")
+    taken = context.Value("q", 0)
     processes = {}
-    for job in range(min(jobs, len(utterances))):
+    for _ in range(min(jobs, len(utterances))):
         receiver, sender = context.Pipe(duplex=False)
         process = context.Process(
             target=_share,
-            args=(sender, model, utterances[job::jobs], rows, options),
+            args=(sender, model, utterances, taken, rows, options),
             daemon=True,  # ends with this process
         )
         process.start()
@@ -165,10 +170,22 @@ def in_processes(
             process.terminate()
 
 
+def untaken(utterances: Sequence[Utterance], taken: Synchronized[int]) -> Iterator[Utterance]:
+    """The utterances that no other process takes; `taken` counts those of all."""
+    while True:
+        with taken.get_lock():
+            number = taken.value
+            taken.value += 1
+        if number >= len(utterances):
+            return
+        yield utterances[number]
+
+
 def _share(
     sender: Connection,
     model: str | None,
     utterances: Sequence[Utterance],
+    taken: Synchronized[int],
     rows: int,
     options: Mapping[str, Any],
 ) -> None:
@@ -176,7 +193,7 @@ def _share(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # to end in order
     try:
         recogniser = Recogniser(threads=1)
-        for said in speak(load(model), utterances, rows, **options):
+        for said in speak(load(model), untaken(utterances, taken), rows, **options):
             sender.send(read(said, recogniser))
     except KeyboardInterrupt:
         sys.exit(130)  # the process that started this one says so

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import sys
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,7 @@ from warble_mlx.errors import SickError
 
 sys.path.append(str(Path(__file__).parents[1] / "samples"))
 
-from hearing import Journal, Utterance, in_processes, read, speak
+from hearing import Journal, Utterance, in_processes, read, speak, untaken
 
 UTTERANCES = [
     Utterance(1, 1, "Good morning."),
@@ -47,6 +49,33 @@ def test_side_by_side_each_says_what_it_says_alone(bundled: Warble) -> None:
         assert said.codes == zlib.crc32(alone.codes.tobytes())
         assert said.finish_reason == alone.finish_reason
         np.testing.assert_allclose(said.samples, alone.samples, atol=1e-4)
+
+
+def test_an_utterance_is_taken_when_there_is_room_for_it(bundled: Warble) -> None:
+    taken: list[Utterance] = []
+
+    def noted() -> Iterator[Utterance]:
+        for utterance in UTTERANCES:
+            taken.append(utterance)
+            yield utterance
+
+    speaking = speak(bundled, noted(), rows=2)
+    next(speaking)
+    assert taken == UTTERANCES[:2]
+    assert len(list(speaking)) == 3
+    assert taken == UTTERANCES
+
+
+def test_those_who_take_share_without_gap_and_twin() -> None:
+    taken = multiprocessing.get_context("spawn").Value("q", 0)
+    one, other = (untaken(UTTERANCES, taken) for _ in range(2))
+    found = [next(one), next(other), next(other), next(one)]
+    assert found == UTTERANCES
+    assert list(one) == list(other) == []
+
+
+def test_nothing_to_say_is_said_at_once(bundled: Warble) -> None:
+    assert list(speak(bundled, [])) == []
 
 
 def test_options_reach_the_model(bundled: Warble) -> None:
