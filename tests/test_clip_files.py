@@ -152,7 +152,8 @@ def test_m4a_is_the_same_clip() -> None:
     samples, info = read_clip(CLIPS / "ref_voice_memo.m4a")
     assert info.format == "m4a aac"
     assert abs(len(samples) - len(baseline)) <= FRAME
-    assert np.corrcoef(samples[: len(baseline)], baseline)[0, 1] > 0.97
+    common = min(len(samples), len(baseline))  # decoders differ in what they drop at the end
+    assert np.corrcoef(samples[:common], baseline[:common])[0, 1] > 0.97
     part, _ = read_clip(CLIPS / "ref_voice_memo.m4a", (1.0, 2.0))
     assert np.array_equal(part, samples[RATE : 2 * RATE])
 
