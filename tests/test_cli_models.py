@@ -85,6 +85,7 @@ def test_convert_prints_the_report_and_lets_the_result_speak(
     assert fake.loaded == [("out", True)]
     assert fake.asked["text"] == speech_check.TEXT
     assert "check: 2.00 s of speech" in result.err
+    assert result.err.endswith('next: warble say -m out "Hello there."\n')
 
 
 def test_convert_from_the_hub_passes_id_and_commit_on(

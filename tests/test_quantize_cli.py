@@ -57,6 +57,7 @@ def test_a_model_that_speaks(tmp_path: Path, capfd: Capture) -> None:
     assert "needed to speak, tokenizer included: " in shown.out
     assert "limit at 4 bits: 909 MB" in shown.out
     assert "check: " in shown.err
+    assert f'next: warble say -m {out} "Hello there."' in shown.err
     assert set(stored_packings(out).values()) == {Packing(8, 64, "affine")}
 
 

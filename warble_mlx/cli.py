@@ -45,6 +45,7 @@ from warble_mlx.cli_quantize import (
     quantize,
     send,
     tell_check,
+    tell_next,
     upload_options,
 )
 from warble_mlx.cli_quantize import run as quantize_as_wished
@@ -175,6 +176,7 @@ def convert(
             quantize_as_wished(plain, target, wish, check=not no_check, force=force)
     for speech in spoken:
         tell_check(speech)
+    tell_next(out)
     send(target, upload_repo, dry_run)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -190,6 +191,7 @@ def quantize(
 
     source = bundle_for(bundle, offline=offline)
     run(source, Path(out), wanted, check=not no_check, force=force)
+    tell_next(out)
     send(Path(out), upload_repo, dry_run)
 
 
@@ -236,6 +238,11 @@ def tell_check(speech: Speech) -> None:
     from warble_mlx.cli_say import figures
 
     click.echo(f"check: {figures(speech)}", err=True)
+
+
+def tell_next(out: str) -> None:
+    """The command that speaks with a new model."""
+    click.echo(f'next: warble say -m {shlex.quote(out)} "Hello there."', err=True)
 
 
 def show(result: Quantised) -> None:
