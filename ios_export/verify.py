@@ -104,9 +104,7 @@ def _coreml_checks(folder: Path, manifest: Manifest, part: Part) -> Iterator[Che
 
 def config_of(manifest: Manifest) -> ModelConfig:
     """The dimensions of a manifest as a model's config."""
-    return msgspec.convert(
-        manifest.dimensions | {"model_type": "arktts"}, type=ModelConfig, strict=False
-    )
+    return msgspec.convert(manifest.dimensions | {"model_type": "arktts"}, type=ModelConfig)
 
 
 def _self_test(folder: Path, manifest: Manifest) -> Iterator[Check]:
