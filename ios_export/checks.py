@@ -93,7 +93,9 @@ def require(part: str, checks: Iterable[Check]) -> None:
     failed = [c for c in checks if c.result == "fail"]
     if failed:
         seen = "; ".join(
-            f"{c.name} is {c.value:.6g} {c.unit}".rstrip() + f", limit {c.limit:.6g}"
+            f"{c.name} is {c.value:.6g} {c.unit}".rstrip()
+            + f", limit {c.limit:.6g}"
+            + (f" ({c.note})" if c.note else "")
             for c in failed
             if c.value is not None and c.limit is not None
         )

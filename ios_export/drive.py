@@ -78,7 +78,7 @@ def generate(
     stop_at_eos: bool = True,
 ) -> Utterance:
     """Speak prompt `columns` [11, T] for at most `frames` frames."""
-    hidden, hole, at, caches = _prefill(run, config, dtype, columns, slots)
+    hidden, hole, at, caches = prefill(run, config, dtype, columns, slots)
     slot = mx.array([at], mx.int32)
     recent = mx.full((1, config.ras_window_size), NOTHING, dtype=mx.uint32)
     frame = mx.zeros((1,), mx.int32)
@@ -101,14 +101,15 @@ def generate(
     return Utterance(np.stack(rows), config.codebook_size)
 
 
-def _prefill(
+def prefill(
     run: Run,
     config: ModelConfig,
     dtype: mx.Dtype,
     columns: npt.NDArray[np.int32],
     slots: int,
 ) -> tuple[mx.array, mx.array, int, list[mx.array]]:
-    """Read a prompt, padding on its left; returns hidden, hole, the next slot and the caches."""
+    """Read prompt `columns` [11, T], padding on its left; returns hidden [1, D], hole, the next
+    slot and the caches."""
     padding = -columns.shape[1] % PREFILL_MULTIPLE
     padded = np.zeros((columns.shape[0], padding + columns.shape[1]), np.int32)
     padded[0] = config.pad_token_id

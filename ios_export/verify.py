@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from warble_mlx.config import ModelConfig
 from warble_mlx.ios_export.checks import at_least, decibels, equal
@@ -107,6 +108,29 @@ def config_of(manifest: Manifest) -> ModelConfig:
     return msgspec.convert(manifest.dimensions | {"model_type": "arktts"}, type=ModelConfig)
 
 
+def token_check(
+    found: npt.NDArray[np.int32], wanted: npt.NDArray[np.int32], *, exact: bool, where: str
+) -> Check:
+    """Judge the frames [T, 11] of a self-test. Where arithmetic is not `exact`, in 16 bits on a GPU
+    or on another device than the file was written on, a close choice may fall otherwise and all
+    that follows is another speech: then the first semantic token alone has to be right."""
+    rows = min(len(found), len(wanted))
+    leading = int((found[:rows] == wanted[:rows]).all(axis=1).cumprod().sum())
+    name, same = "self-test tokens equal", leading == len(found) == len(wanted)
+    if same or exact or found[0, 0] != wanted[0, 0]:
+        return equal(name, leading, len(wanted), "frames", where=where)
+    return Check(
+        name=name,
+        result="unverified",
+        where=where,
+        value=leading,
+        limit=len(wanted),
+        unit="frames",
+        note="16 bits round otherwise on another device; exported with --dtype float32 they are"
+        " equal",
+    )
+
+
 def _self_test(folder: Path, manifest: Manifest) -> Iterator[Check]:
     """Run both files on their self-test's prompt and compare tokens and samples.
 
@@ -165,9 +189,10 @@ def _self_test(folder: Path, manifest: Manifest) -> Iterator[Check]:
         sampling=Sampling(),
         seed=int(metadata["seed"]),
     )
-    same = utterance.emitted.shape == wanted.shape and bool((utterance.emitted == wanted).all())
     where = f"{THIS}, {here}"
-    yield equal("self-test tokens equal", same, 1, where=where)
+    written_on = {graph.traced_on for graph in graphs.values()}
+    exact = metadata["dtype"] == "float32" or written_on == {here} == {"cpu"}
+    yield token_check(utterance.emitted, wanted, exact=exact, where=where)
     codec = next(f for p in manifest.parts for f in p.functions if f.name == "codec_first")
     state = [mx.zeros(t.shape, getattr(mx, t.dtype)) for s in codec.states for t in s.tensors]
     spoken = wanted[wanted[:, 0] != config.codebook_size][:, 1:].T

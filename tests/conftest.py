@@ -49,6 +49,13 @@ def away_from_the_tree(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     os.chdir(before)
 
 
+@pytest.fixture
+def on_the_cpu() -> Iterator[None]:
+    """For what is exact on a CPU only, such as what its allocator holds."""
+    with mx.stream(mx.cpu):
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The golden data's small DualAR checkpoint; no codec."""

@@ -23,7 +23,7 @@ def counted() -> Iterator[Tally]:
 
     def counting(function: Callable[..., Any], cost: Callable[..., int]) -> Callable[..., Any]:
         def wrapped(*args: Any, **options: Any) -> Any:
-            tally.total += cost(*args)
+            tally.total += cost(*args, **options)
             return function(*args, **options)
 
         return wrapped
@@ -31,10 +31,14 @@ def counted() -> Iterator[Tally]:
     def product(a: mx.array, b: mx.array) -> int:
         return int(np.prod(a.shape)) * b.shape[-1]
 
-    def convolution(x: mx.array, weight: mx.array) -> int:
-        return int(np.prod(x.shape[:2]) * np.prod(weight.shape))
+    def convolution(
+        x: mx.array, weight: mx.array, *, stride: int = 1, dilation: int = 1, groups: int = 1
+    ) -> int:
+        reach = (weight.shape[1] - 1) * dilation + 1
+        outputs = x.shape[0] * ((x.shape[1] - reach) // stride + 1)
+        return outputs * int(np.prod(weight.shape))  # [out, k, in / groups]
 
-    def attention(q: mx.array, k: mx.array, _v: mx.array) -> int:
+    def attention(q: mx.array, k: mx.array, _v: mx.array, **_: Any) -> int:
         return 2 * int(np.prod(q.shape)) * k.shape[2]
 
     places: list[tuple[Any, str, Callable[..., int]]] = [
@@ -42,7 +46,6 @@ def counted() -> Iterator[Tally]:
         (mx, "matmul", product),
         (mx, "addmm", lambda _c, a, b: product(a, b)),
         (mx, "conv1d", convolution),
-        (mx, "conv_transpose1d", convolution),
         (mx.fast, "scaled_dot_product_attention", attention),
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in places]

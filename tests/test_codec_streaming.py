@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import mlx.core as mx
@@ -13,6 +15,7 @@ from golden_data import assert_close, assert_same_codes
 from products import counted
 
 from warble_mlx.codec import CodecDecoder, CodecEncoder, convolution
+from warble_mlx.codec.convolution import gpu_forms
 from warble_mlx.codec.encoder import PADDING_CODE
 from warble_mlx.errors import WarbleError
 
@@ -59,16 +62,17 @@ def test_chunks_give_the_samples_of_one_piece(
     assert_close(decoder.decode(some_codes(), chunk), whole, 1e-5, f"chunks of {chunk}")
 
 
+@pytest.mark.parametrize("forms", [nullcontext, gpu_forms])
 @pytest.mark.parametrize("chunks", [[1] * FRAMES, [4] + [16] * ((FRAMES - 4) // 16)])
 def test_streaming_multiplies_no_more_than_one_piece(
-    decoder: CodecDecoder, chunks: list[int]
+    decoder: CodecDecoder, chunks: list[int], forms: Callable[[], AbstractContextManager[None]]
 ) -> None:
     """Nothing is computed twice. Attention in chunks even skips keys that no query sees."""
     chunks = [*chunks, FRAMES - sum(chunks)]
 
     def products(sizes: list[int]) -> int:
         state, at = decoder.initial_state(1), 0
-        with counted() as tally:
+        with counted() as tally, forms():
             for size in filter(None, sizes):
                 _, state = decoder.step(some_codes()[..., at : at + size], state)
                 at += size

@@ -63,6 +63,35 @@ def test_files_made_for_a_gpu_say_so(exported: Path) -> None:
     assert {graph["device"] for graph in graphs.values()} == {"gpu"}
 
 
+SAID = np.arange(44, dtype=np.int32).reshape(4, 11)
+
+
+@pytest.mark.parametrize(
+    ("row", "book", "exact", "result", "value"),
+    [
+        (None, 0, False, "pass", 4),
+        (2, 5, True, "fail", 2),
+        (2, 5, False, "unverified", 2),
+        (0, 5, False, "unverified", 0),  # the first semantic token is right
+        (0, 0, False, "fail", 0),
+    ],
+)
+def test_tokens_of_a_self_test_are_judged_by_what_is_exact(
+    row: int | None, book: int, exact: bool, result: str, value: int
+) -> None:
+    found = SAID.copy()
+    if row is not None:
+        found[row, book] += 1
+    check = verify.token_check(found, SAID, exact=exact, where="here")
+    assert (check.result, check.value, check.limit) == (result, value, 4)
+    assert bool(check.note) == (result == "unverified")
+
+
+def test_a_self_test_that_ends_early_is_not_equal() -> None:
+    assert verify.token_check(SAID[:3], SAID, exact=True, where="here").result == "fail"
+    assert verify.token_check(SAID[:3], SAID, exact=False, where="here").result == "unverified"
+
+
 def flip(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-1] ^= 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import ios_data
@@ -10,6 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
+from warble_mlx import cuda_kernels
 from warble_mlx.codec.convolution import gpu_forms, on_cpu
 from warble_mlx.codec.transformer import rope_rows
 from warble_mlx.engine import Engine
@@ -41,6 +42,14 @@ from warble_mlx.ios_export.mlx_functions import (
 )
 from warble_mlx.layers import rope_table
 from warble_mlx.weights import load_dual_ar
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_a_cpu() -> Iterator[None]:
+    """Files are made for a CPU here, so that they run everywhere."""
+    with mx.stream(mx.cpu):
+        yield
+
 
 FRAMES = 12
 FEW = 5  # enough for what is wrong from the first frame on
@@ -121,6 +130,51 @@ def test_a_shifted_cache_slot_fails(quick_job: Job, folder: Path, built: Built) 
         return run(*arrays)
 
     assert "frames equal to the runtime's" in failed(mlx_part.token_checks(quick_job, shifted))
+
+
+def test_where_shapes_move_tokens_the_functions_are_compared_with_themselves(
+    quick_job: Job, folder: Path, built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU in 16 bits. The prompt is compared with the runtime's as numbers."""
+    monkeypatch.setattr(mlx_part, "same_for_any_shape", lambda _: False)
+    run = open_function(folder / LM_FILE)
+    found = {c.name: c for c in mlx_part.token_checks(quick_job, run)}
+    assert failed(list(found.values())) == []
+    assert found["frames equal to the functions' before they were written"].value == FEW
+    agreement = found["prompt against the runtime"].value
+    assert agreement is not None
+    assert agreement > 80  # float32
+
+    def shifted(*arrays: mx.array) -> Sequence[mx.array]:
+        return run(arrays[0], arrays[1] + 1, *arrays[2:])
+
+    assert failed(mlx_part.token_checks(quick_job, shifted)) != []
+
+
+def test_a_prompt_read_wrongly_is_noticed(quick_job: Job, folder: Path, built: Built) -> None:
+    run = open_function(folder / LM_FILE)
+    assert mlx_part.prompt_agreement(quick_job, run) > 80
+
+    def padding_seen(*arrays: mx.array) -> Sequence[mx.array]:
+        return run(*arrays[:2], mx.zeros_like(arrays[2]), *arrays[3:])
+
+    assert mlx_part.prompt_agreement(quick_job, padding_seen) < mlx_part.PROMPT_LIMIT_DB
+
+
+def test_16_bits_on_a_gpu_round_by_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    dtypes = (mx.float32, mx.bfloat16, mx.float16)
+    assert [mlx_part.same_for_any_shape(d) for d in dtypes] == [True, True, True]
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    assert [mlx_part.same_for_any_shape(d) for d in dtypes] == [True, False, False]
+
+
+def test_kernels_of_our_own_are_not_exported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_kernels, "_cuda", lambda: True)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu))
+    assert cuda_kernels.available()
+    with cuda_kernels.unused():
+        assert not cuda_kernels.available()
+    assert cuda_kernels.available()
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +260,6 @@ def test_a_file_with_other_operations_is_refused(
 
 
 def test_gpu_forms_are_used_for_a_gpu_only() -> None:
-    if mx.default_device().type == mx.gpu:
-        pytest.skip("a GPU uses its own forms anyway")
     assert on_cpu()
     with gpu_forms():
         assert not on_cpu()

@@ -14,6 +14,8 @@ from warble_mlx.dual_ar import DualAR
 from warble_mlx.engine import KEPT_PREFIXES, Engine, Request, Sampling
 from warble_mlx.prompt import Prompt
 
+pytestmark = pytest.mark.usefixtures("on_the_cpu")
+
 UTTERANCES, QUARTER = 200, 50
 ROWS = 2
 

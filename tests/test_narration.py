@@ -184,7 +184,7 @@ def test_another_model_is_not_resumed(
 ) -> None:
     out = tmp_path / "book.wav"
     stop(warble, out, (1, 1))
-    monkeypatch.setattr(warble, "dtype", "bfloat16")
+    monkeypatch.setattr(warble, "dtype", "float16")
     with pytest.raises(WarbleError, match="model is not as before"):
         tell(warble, out, resume=True)
 

@@ -8,7 +8,9 @@ used there, and results are the same up to summation order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any, cast
 
@@ -93,10 +95,27 @@ _ATTEND = """
 """
 
 
-@lru_cache(maxsize=1)
+_unused: ContextVar[bool] = ContextVar("cuda_kernels_unused", default=False)
+
+
 def available() -> bool:
-    """Whether this process computes on MLX's CUDA backend."""
-    return bool(mx.cuda.is_available()) and mx.default_device().type == mx.gpu
+    """Whether MLX's CUDA backend is the default device, and these kernels are to be used."""
+    return _cuda() and mx.default_device().type == mx.gpu and not _unused.get()
+
+
+@contextmanager
+def unused() -> Iterator[None]:
+    """Do without these kernels on any device: what is traced here runs elsewhere."""
+    token = _unused.set(True)
+    try:
+        yield
+    finally:
+        _unused.reset(token)
+
+
+@lru_cache(maxsize=1)
+def _cuda() -> bool:
+    return bool(mx.cuda.is_available())
 
 
 def can_attend(config: TransformerConfig) -> bool:
