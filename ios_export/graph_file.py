@@ -26,6 +26,8 @@ from warble_mlx.errors import CheckpointError
 Device = Literal["cpu", "gpu"]
 _TYPE = {"cpu": 0, "gpu": 1}  # as MLX numbers them
 _NAME = rb"[A-Z][A-Za-z0-9]*"
+# A machine's first stream is that of its default device; a CPU's beside a GPU has a later index.
+_STREAM = rb"[\0-\x3f]\0{3}([\0\1])\0{3}\0{4}"
 
 
 @dataclass
@@ -88,7 +90,7 @@ def _places(data: bytes, operations: Mapping[str, int]) -> list[tuple[int, Devic
     """Offset and device of each operation's stream record."""
     names = {name.encode() for name in operations}
     found: list[tuple[int, Device]] = []
-    for match in re.finditer(rb"\0{4}([\0\1])\0{7}([\1-\x40])\0{7}(?=" + _NAME + rb")", data):
+    for match in re.finditer(_STREAM + rb"([\1-\x40])\0{7}(?=" + _NAME + rb")", data):
         length = match[2][0]
         if data[match.end() : match.end() + length] in names:
             found.append((match.start(), "gpu" if match[1] == b"\1" else "cpu"))

@@ -145,6 +145,7 @@ def test_the_state_holds_no_more_memory_than_its_arrays(decoder: CodecDecoder) -
     assert held < 2_500_000
 
 
+@pytest.mark.usefixtures("on_the_cpu")
 def test_memory_does_not_grow_with_the_length(decoder: CodecDecoder) -> None:
     peaks = []
     for frames in (24, 144):

@@ -251,6 +251,24 @@ def test_the_device_is_rewritten_and_nothing_else(
     assert (tmp_path / "h").read_bytes() == (tmp_path / "f").read_bytes()
 
 
+def test_a_stream_of_any_index_is_found(tmp_path: Path) -> None:
+    """Beside a GPU the CPU's stream is not the first."""
+
+    def function(x: mx.array) -> mx.array:
+        return mx.sqrt(x) + 1
+
+    scan, arrays = Scan(), [mx.array([4.0])]
+    scan.add(function, arrays)
+    with mx.stream(mx.new_stream(mx.cpu)):
+        mx.export_function(str(tmp_path / "f"), function, *arrays)
+    with mx.stream(mx.default_stream(mx.cpu)):
+        mx.export_function(str(tmp_path / "first"), function, *arrays)
+    assert (tmp_path / "f").read_bytes() != (tmp_path / "first").read_bytes()
+    assert devices_in(tmp_path / "f", scan.operations) == {"cpu": sum(scan.operations.values())}
+    (result,) = open_function(tmp_path / "f")(*arrays)
+    assert result.item() == 3
+
+
 def test_a_file_with_other_operations_is_refused(
     folder: Path, built: Built, tmp_path: Path
 ) -> None:

@@ -62,7 +62,8 @@ def test_what_is_kept_can_be_released(tiny_dual_ar: DualAR) -> None:
     slow = tiny_dual_ar.config.slow
     position = 2 * slow.n_layer * slow.n_kv_head * slow.head_dim * 4  # keys and values, float32
     kept = mx.get_active_memory() - before
-    assert 0 < kept <= 1.1 * KEPT_PREFIXES * 44 * position
+    page = 16_384  # Apple's; each layer's cache begins one
+    assert 0 < kept <= KEPT_PREFIXES * (44 * position + slow.n_layer * page)
     engine.release()
     assert mx.get_active_memory() - before == pytest.approx(0, abs=4096)
     assert mx.get_cache_memory() == 0
