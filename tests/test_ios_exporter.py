@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 
 import ios_data
+import mlx.core as mx
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -61,6 +62,17 @@ def test_everything_passes_again(exported: Path) -> None:
 def test_files_made_for_a_gpu_say_so(exported: Path) -> None:
     graphs = json.loads((exported / "mlxfn" / "graphs.json").read_text())
     assert {graph["device"] for graph in graphs.values()} == {"gpu"}
+
+
+def test_what_only_a_gpu_has_is_not_run_on_a_cpu(copy: Path) -> None:
+    """As a file is that was traced on a Mac."""
+    path = copy / "mlxfn" / "graphs.json"
+    graphs = json.loads(path.read_text())
+    path.write_text(json.dumps({n: g | {"traced_on": "gpu"} for n, g in graphs.items()}))
+    with mx.stream(mx.cpu):
+        found = list(verify.self_test(copy / "mlxfn", read_manifest(copy)))
+    assert [c.result for c in found] == ["pass", "pass", "unverified"]
+    assert "GPUs only" in found[-1].note
 
 
 SAID = np.arange(44, dtype=np.int32).reshape(4, 11)
@@ -128,7 +140,7 @@ def test_another_self_test_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_command_tells_and_fails(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verify, "_self_test", lambda *_: iter(()))
+    monkeypatch.setattr(verify, "self_test", lambda *_: iter(()))
     good = CliRunner().invoke(warble, ["verify-ios", str(copy)])
     assert good.exit_code == 0
     assert "copy: good" in good.stdout
