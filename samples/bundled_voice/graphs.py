@@ -1,14 +1,14 @@
 """Whole training steps as CUDA graphs.
 
 A step is over a thousand kernels, and a launch costs more than most of them run: uncaptured, a
-fast GPU waits for its CPU most of the time. Where capturing fails, or there is no GPU, the step
-runs as plain code.
+fast GPU waits for its CPU most of the time. Where capturing fails, or what is trained is not on
+a GPU, the step runs as plain code.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class Step:
     def __init__(
         self,
         step: Callable[[], None],
-        optimisers: Iterable[torch.optim.Optimizer],
+        optimisers: Sequence[torch.optim.Optimizer],
         name: str,
         *,
         warm: int = 3,
@@ -34,7 +34,8 @@ class Step:
     ) -> None:
         self.step = step
         self.graph: torch.cuda.CUDAGraph | None = None
-        if not torch.cuda.is_available():
+        groups = (group for optimiser in optimisers for group in optimiser.param_groups)
+        if not all(weight.is_cuda for group in groups for weight in group["params"]):
             return
         try:
             began = time.monotonic()
