@@ -311,7 +311,7 @@ def near_check(name: str, found: Floats, wanted: Floats) -> Check:
 def best_check(name: str, pairs: Sequence[tuple[Floats, Floats]]) -> Check:
     """How often the best of scores [C] is not the best of the runtime's and no tie with it either:
     worse in the runtime's own scores by more than rounding explains."""
-    margins = [float(wanted.max() - wanted[found.argmax()]) for found, wanted in pairs]
+    margins = [float(np.max(wanted) - wanted[np.argmax(found)]) for found, wanted in pairs]
     widest = [TIE * float(np.sqrt(np.mean(np.square(wanted)))) for _, wanted in pairs]
     differing = [margin for margin in margins if margin > 0]
     return equal(

@@ -226,12 +226,12 @@ def _mono(path: Path, wave: Samples, doubts: list[str]) -> Samples:
     mean: Samples = wave.mean(axis=1, dtype=np.float64).astype(np.float32)
     channels = wave.shape[1]
     powers = wave.var(axis=0, dtype=np.float64)
-    if channels == 1 or float(powers.max()) < SILENCE_PEAK**2 / 100:
+    if channels == 1 or float(np.max(powers)) < SILENCE_PEAK**2 / 100:
         return mean
     kept = channels**2 * float(mean.var(dtype=np.float64)) / float(powers.sum())
     if kept >= CANCELLING:
         return mean
-    loudest = int(powers.argmax())
+    loudest = int(np.argmax(powers))
     doubts.append(
         f"the channels of {path} cancel each other (one is wired the wrong way round), so only"
         f" channel {loudest + 1} of {channels} is used (reference-anti-phase)"

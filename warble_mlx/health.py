@@ -355,7 +355,7 @@ def levels(wave: npt.NDArray[np.float32], sample_rate: int) -> npt.NDArray[np.fl
 def silent_end(wave: npt.NDArray[np.float32], sample_rate: int) -> float:
     """Seconds at the end that lie SILENCE_BELOW_PEAK_DB below the loudest window."""
     level = levels(wave, sample_rate)
-    loud = np.flatnonzero(level > level.max(initial=-120.0) - SILENCE_BELOW_PEAK_DB)
+    loud = np.flatnonzero(level > np.max(level, initial=-120.0) - SILENCE_BELOW_PEAK_DB)
     return (len(level) - 1 - int(loud[-1])) * WINDOW_S if loud.size else 0.0
 
 

@@ -165,8 +165,9 @@ def read_voice(path: str | Path) -> RegisteredVoice:
         raise VoiceError(f"{error} (voice-file)") from error
     except OSError as error:
         raise VoiceError(f"{path} cannot be read: {error.strerror or error}") from error
-    if codes.min() < 0:
-        raise VoiceError(f"{path}: codes reach down to {codes.min()}, they must be 0 or more")
+    least = int(np.min(codes))
+    if least < 0:
+        raise VoiceError(f"{path}: codes reach down to {least}, they must be 0 or more")
     return RegisteredVoice(codes=codes, **found)
 
 
