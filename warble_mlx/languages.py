@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import unicodedata
 from collections import Counter
+from functools import lru_cache
 
 LATIN, HAN, KANA, HANGUL = "Latin", "Han", "kana", "Hangul"
 _SCRIPTS = {
@@ -30,6 +31,7 @@ _OF_LANGUAGE = {
 }
 
 
+@lru_cache(maxsize=4096)
 def script_of(letter: str) -> str | None:
     """The script of one letter, by its Unicode name; None for letters of no script (ª, ʰ, µ, 𝑥)."""
     words = unicodedata.name(letter, "").split()

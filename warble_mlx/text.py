@@ -47,7 +47,8 @@ def clean(text: str) -> str:
 
     A line break between two CJK ideographs or kana joins them; elsewhere it becomes a space.
     """
-    visible = "".join(c for c in text if c.isspace() or not unicodedata.category(c).startswith("C"))
+    unseen = {c for c in set(text) if not c.isspace() and unicodedata.category(c).startswith("C")}
+    visible = text.translate(dict.fromkeys(map(ord, unseen)))
     # Before control tokens are looked for, or the tokenizer's own composition would make one.
     visible = unicodedata.normalize("NFC", _IGNORABLE.sub("", visible))
     pieces = re.split(r"(\s+)", visible.strip())
