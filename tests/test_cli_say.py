@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import wave
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +18,8 @@ from command_line import FRAMES, FakeWarble, Run, Terminal
 from loudspeaker import Loudspeaker
 
 from warble_mlx import player
+from warble_mlx.cli_say import figures
+from warble_mlx.reading import Piece
 
 CLIPS = Path(__file__).parent / "cases" / "ref"
 SAID = "The old lighthouse keeper counted every passing ship before the fog."
@@ -152,6 +155,18 @@ def test_suffix_gives_the_format(fake: FakeWarble, run: Run, name: str) -> None:
     info = soundfile.info(name)
     assert info.format == name[2:].upper()
     assert info.frames == FRAMES * 2048
+
+
+@pytest.mark.parametrize(
+    ("pieces", "retries", "end"),
+    [(1, 0, "seed 1234"), (1, 2, "attempt 3"), (850, 1, ", 1 retry"), (850, 3, ", 3 retries")],
+)
+def test_retries_of_a_long_text_are_no_attempt_of_one_piece(
+    pieces: int, retries: int, end: str
+) -> None:
+    piece = Piece("Hi.", 1234, "stop", (0, 10), (0, 1))
+    said = replace(FakeWarble().say("Hi."), retries=retries, pieces=(piece,) * pieces)
+    assert figures(said).endswith(end)
 
 
 def test_one_line_of_figures_on_stderr(fake: FakeWarble, run: Run) -> None:

@@ -397,7 +397,12 @@ def deliver(speech: Speech, output: str) -> None:
 def figures(speech: Speech) -> str:
     """Length, time taken, real-time factor, time to the first audio, end, seed: on one line."""
     t = speech.timings
-    again = f", attempt {speech.retries + 1}" if speech.retries else ""
+    again = ""
+    if speech.retries:
+        told = f"attempt {speech.retries + 1}"
+        if len(speech.pieces) > 1:  # the sum over all pieces says nothing about one
+            told = f"{speech.retries} {'retry' if speech.retries == 1 else 'retries'}"
+        again = f", {told}"
     heard = math.isfinite(t.first_audio_s)
     first = f", first audio {t.first_audio_s * 1000:.0f} ms" if heard else ""
     return (
