@@ -59,7 +59,8 @@ SELFTEST_FRAMES = 12
 RANK_LIMIT = 6  # grouped heads of a decomposed attention; 5 is a limit of Core ML alone
 STREAM_LIMIT = 1e-5  # largest difference of samples between chunk sizes, float32 rounding
 AUDIO_LIMIT_DB = 90.0  # the same sums in another order; 16-bit PCM has 98
-PROMPT_LIMIT_DB = 20.0  # 16-bit rounding through all layers; a wrong function has about 0
+# Bundled model: 44.7 on a GPU in bfloat16; every slot one too far has 25, padding that is seen 4.
+PROMPT_LIMIT_DB = 32.0
 SEED = 7
 # What MLX can read back from a file; anything else would fail on the phone only.
 KNOWN_OPERATIONS = frozenset(
@@ -273,7 +274,9 @@ def _say(job: Job, run: Run, prompt: Prompt, frames: int, *, stop: bool = True) 
 
 def token_checks(job: Job, run: Run) -> list[Check]:
     """Frames from the imported functions against the runtime's own loop: same dtype, same packed
-    weights, same noise. The speech of a trained model must also be healthy."""
+    weights, same noise. Where shapes move tokens, frames are compared with those of the functions
+    before they were written, and with the runtime the prompt's last hidden state alone. The speech
+    of a trained model must also be healthy."""
     prompt, frames = job.prompt(job.check_text), job.options.check_frames
     found = _say(job, run, prompt, frames).codes
     if same_for_any_shape(job.dtype):

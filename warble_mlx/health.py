@@ -18,6 +18,7 @@ import math
 import unicodedata
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +72,7 @@ def spoken_units(text: str) -> tuple[float, float]:
     word, capitals side by side may be spelled out.
     """
     low = high = 0.0
-    for before, c in zip(f" {text}", text, strict=False):
+    for before, c in pairwise(f" {text}"):
         kind = unicodedata.category(c)
         wide = unicodedata.east_asian_width(c) in "WF"
         if kind[0] == "N":
